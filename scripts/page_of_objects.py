@@ -12,13 +12,14 @@ from functools import partial
 
 import llmcore_devtools as testing
 from llmcore import api, layers
-from llmcore.api import sched, text
+from llmcore.api import child_pool, sched, text
 from llmcore.api.specs import OpSpec, Spec
 from llmcore_devtools import dialect, family, registry_of
 from llmcore_server import api as http
 
 MODULES = {
     "llmcore.api": api,
+    "llmcore.api.child_pool": child_pool,
     "llmcore.api.sched": sched,
     "llmcore.api.text": text,
     "llmcore.layers": layers,
@@ -67,6 +68,7 @@ TASKS = (
         (
             ("Settings", "llmcore.api", "option options_of Config without_effect PluginInfo"),
             ("Errors", "llmcore.api", "LlmcoreError ConfigError RequestError PluginError ResolveError words_of"),
+            ("Foreign programs", "llmcore.api.child_pool", "ChildPool Limits ChildEnded NoChild serve"),
         ),
         ("llmcore.api",),
     ),
@@ -188,7 +190,7 @@ TASKS = (
             (
                 "HTTP",
                 "llmcore_server.api",
-                "Front Route Job Generation Writer Reply Choice Usage ModelFacts State ErrorAnswer ErrorMembers "
+                "Front Route Request Generation Writer Reply Choice Usage ModelFacts State ErrorAnswer ErrorMembers "
                 "openai_error as_request_error refusal retry_headers check clamped",
             ),
             (

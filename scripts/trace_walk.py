@@ -115,10 +115,10 @@ STOPS = (
         (
             Stop("StreamTask.service", leaves="Arrivals.process_resource(req)"),
             Stop("Arrivals.process_resource", "req resource", "Gate.check(client)"),
-            Stop("ChatCompletions.on_post", leaves="ChatCompletions._job(body)"),
+            Stop("ChatCompletions.on_post", leaves="ChatCompletions._request(body)"),
             Stop("read"),
             Stop("conversation_of"),
-            Stop("ChatTemplate.render"),
+            Stop("ChildTemplate.render"),
             Stop("FastTokenizer.encode"),
             Stop("submits", "body prompts rules"),
             Stop("Front.detach"),
@@ -168,8 +168,8 @@ STOPS = (
         "hub",
         (
             Stop("explode"),
-            Stop("Subscribers.deliver", leaves="_Prompt.take(event)"),
-            Stop("_Prompt.take"),
+            Stop("Subscribers.deliver", leaves="Generation._take(event)"),
+            Stop("Generation._take"),
             Stop("ChoiceText.feed"),
             Stop("BytesDetokenizer.add"),
             Stop("StreamWriter.write", leaves="StreamWriter._send(parts)"),

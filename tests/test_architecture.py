@@ -15,7 +15,9 @@ pytestmark = pytest.mark.usefixtures("forgotten")
 
 RANKS = (
     ("api.specs",),
-    tuple(f"api.{name}" for name in ("errors", "models", "bridge", "protocols", "processors", "counters")),
+    tuple(
+        f"api.{name}" for name in ("errors", "models", "bridge", "protocols", "processors", "counters", "child_pool")
+    ),
     ("api.hookspecs", "config", "weights.map"),
     ("registry",),
     ("ops",),
@@ -28,8 +30,8 @@ RANKS = (
 
 REGISTRY = RANKS.index(("registry",))
 
-FACADES = ("api", "api.text", "api.sched", "api.engine")
-"""They show plugins names of other rooms."""
+FACADES = ("api", "api.text", "api.sched", "api.engine", "api.child_pool")
+"""The modules of `api` that plugins import. They show names of other rooms."""
 
 SHOWN = ("text", "sched", "kv", "engine")
 """Beside the registry and the lines above it, what the facades may import."""

@@ -3,7 +3,7 @@
 import msgspec
 from llmcore.api import DialectSpec, SamplingParams, hookimpl
 from llmcore.api.text import TextRules
-from llmcore_server.api import Generation, Job, Route, intake
+from llmcore_server.api import Generation, Request, Route, intake
 
 
 @hookimpl
@@ -32,8 +32,8 @@ class Complete:
         stop_ids = intake.eos_ids(front)
         submit = intake.submit(front, prompt, SamplingParams(temperature=0.0), max_new_tokens=room, stop_ids=stop_ids)
         rules = TextRules(stop_ids=frozenset(stop_ids))
-        job = Job(submits=[submit], rules=rules, dialect="complete", request_id=front.request_id(req))
-        generation = Generation(front, front.detach(req, resp), job)
+        request = Request(submits=[submit], rules=rules, dialect="complete", request_id=front.request_id(req))
+        generation = Generation(front, front.detach(req, resp), request)
         generation.start(Writer(generation.reply))
 
 

@@ -23,8 +23,8 @@ from llmcore_server.api import (
     Conversation,
     Front,
     Generation,
-    Job,
     ReasoningBlock,
+    Request,
     Route,
     TextBlock,
     ToolChoice,
@@ -78,8 +78,8 @@ class Messages:
         ids = intake.prompt_ids(front, prompt, param="messages", add_special_tokens=False)
         submit = intake.submit(front, ids, SamplingParams(), max_new_tokens=200, stop_ids=intake.eos_ids(front))
         rules = TextRules(stop_ids=frozenset(submit.stop_ids))
-        job = Job(submits=fitting([submit], guide), rules=rules, dialect="m", request_id="r", parsing=parsing)
-        generation = Generation(front, front.detach(req, resp), job)
+        request = Request(submits=fitting([submit], guide), rules=rules, dialect="m", request_id="r", parsing=parsing)
+        generation = Generation(front, front.detach(req, resp), request)
         generation.start(Writer(generation))
 
 

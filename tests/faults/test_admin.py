@@ -23,7 +23,7 @@ from llmcore_devtools import sockets
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.admin.board import Board
-from llmcore_server.http.admin.routes import OPEN_PATHS, routes
+from llmcore_server.http.admin.process import OPEN_PATHS, routes
 
 SLEEPER = str(Path(__file__).parent / "sleeper.py")
 ECHO = str(Path(__file__).parents[1] / "server" / "supervisor" / "echo.py")

@@ -309,7 +309,7 @@ def test_a_stranger_who_says_hello_for_a_worker_harms_nobody(house: House) -> No
     """What is well formed and makes no sense: mailboxes that are none, workers that are not there."""
     hello = [json.dumps(name).encode() for name in ("nonsense", "ipc:///none/such", "")]
     with house.neighbour(), zmq.Context() as context, context.socket(zmq.PUSH) as peer:
-        peer.connect(f"ipc://{run_directory(house)}/engine")
+        peer.connect(f"ipc://{run_directory(house)}/engine-0")
         for number, name in enumerate(hello):
             text = json.loads(name).encode()
             body = b"\x82\xa4type\xa5hello\xa7mailbox" + bytes([0xA0 | len(text)]) + text

@@ -21,8 +21,7 @@ from llmcore_devtools.tokenizer import EOS
 from llmcore_guided import compiler, limits, processor
 from llmcore_guided.gbnf import as_lark
 from llmcore_guided.processor import Guided
-from llmcore_guided.talk import Answer, Question, Words
-from llmcore_guided.trials import Trials
+from llmcore_guided.trials import Answer, Question, Trials, Words
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -180,38 +179,37 @@ def test_a_process_that_does_not_answer_is_killed_and_the_server_is_busy(
 ) -> None:
     context = ProcessorContext(VOCAB, (EOS,), cache(lambda: tokenizer))
     one(context, regex="a")
-    (process,) = trials_of(context)._idle
+    (process,) = trials_of(context)._pool._idle
     process._process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process._process.pid, os.WSTOPPED)  # a signal may arrive after the call that sends it
     monkeypatch.setattr(limits, "PATIENCE_SECONDS", 0.1)
     with pytest.raises(RequestError, match="too busy to compile it; send the request again") as refused:
         one(context, regex="b")
     assert (refused.value.code, refused.value.status) == ("server_overloaded", 503)
-    assert process._process.returncode == -signal.SIGKILL and not trials_of(context)._idle
+    assert process._process.returncode == -signal.SIGKILL and not trials_of(context)._pool._idle
 
 
 def test_a_process_that_was_killed_meanwhile_is_replaced(tokenizer: Tokenizer) -> None:
     context = ProcessorContext(VOCAB, (EOS,), cache(lambda: tokenizer))
     one(context, regex="a")
-    (process,) = trials_of(context)._idle
+    (process,) = trials_of(context)._pool._idle
     process._process.kill()
     process._process.wait()
     assert spell(one(context, regex="b"), tokenizer, "b")
-    assert trials_of(context)._idle != [process]
+    assert trials_of(context)._pool._idle != [process]
 
 
 def test_processes_end_with_what_asked_them(tokenizer: Tokenizer) -> None:
     trials = Trials(Words(300, (257,), {}))
     trials.warm()
-    (process,) = trials._idle
+    (process,) = trials._pool._idle
     del trials
     assert process._process.wait(20) is not None
 
 
 UNDER_A_LIMIT = """
 import resource
-from llmcore_guided.talk import Words
-from llmcore_guided.trials import Trials
+from llmcore_guided.trials import Trials, Words
 
 resource.setrlimit(resource.RLIMIT_AS, (1500 << 20, 1500 << 20))
 Trials(Words(300, (257,), {})).warm()

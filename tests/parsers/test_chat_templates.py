@@ -14,8 +14,9 @@ from llmcore.api.specs import OutputParserSpec
 from llmcore.api.text import ChatTemplate, OutputParser, ParserContext, ToolCallBegun, ToolCallDelta, ToolCallEnded
 from llmcore.config import Model
 from llmcore.registry.loader import load
-from llmcore.text.chosen_template import Templated, choose_template, named_templates
+from llmcore.text.chosen_template import choose_template, named_templates
 from llmcore.text.request_parsing import Chained
+from llmcore.text.source import Templated
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.conformance_parsing import parsed
@@ -218,9 +219,10 @@ def test_one_message_says_all_that_tools_need(
     tokenizer = load_tokenizer(write_tokenizer(tmp_path / "model"))
 
     def asked(given: str) -> falcon.testing.Result:
-        templated: Any = Templated(tokenizer, choose_template(given, specs), {})
+        chosen = choose_template(given, specs)
+        templated: Any = Templated(tokenizer, chosen.with_tokens({}))
         model = Model(chat_template=given, tool_call_parser=parser)
-        named = choose_parsers(specs, model, [choose_template(given, specs).source]).named(model)
+        named = choose_parsers(specs, model, [chosen.source]).named(model)
         side = Side.of(routes, templated, "ok", facts={"max_input_len": 20_000, "max_total_len": 30_000})
         front = replace(side.front, parsers=open_parsers(specs, named, templated))
         body = {"messages": [USER], "tools": TOOLS}

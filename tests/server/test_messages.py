@@ -19,7 +19,6 @@ from llmcore.config import Config
 from llmcore.registry.loader import configure
 from llmcore_server.messages import (
     MAX_MESSAGE_BYTES,
-    Addresses,
     EngineLaunch,
     EngineReady,
     Finished,
@@ -97,8 +96,7 @@ def test_messages_to_the_supervisor_come_back_equal(body: Finished | Snapshot) -
 def test_a_launch_carries_the_whole_config() -> None:
     config = configure(port=1234, api_keys="a,b", eos_id="1,2")[0]
     assert config.discovered
-    addresses = Addresses("ipc:///a", "ipc:///b")
-    engine = EngineLaunch(name="e", parent=1, log="l", addresses=addresses, config=config, report_seconds=0.25)
+    engine = EngineLaunch(name="e", parent=1, log="l", control="ipc:///b", config=config, report_seconds=0.25)
     assert decode_launch(encode_launch(engine), EngineLaunch) == engine
     facts = ModelFacts(
         architecture="A",
@@ -113,7 +111,8 @@ def test_a_launch_carries_the_whole_config() -> None:
         name="w",
         parent=1,
         log="l",
-        addresses=addresses,
+        control="ipc:///b",
+        engines=("ipc:///a",),
         config=Config(plugin_options={"port": 1}),
         worker=0,
         mailbox="m",

@@ -139,9 +139,10 @@ class Tokenizer(Protocol):
 
     An id beyond the vocabulary raises RequestError and never crashes.
 
-    A tokenizer may have two more members, which the server finds by name. `pieces(*, skip_special_tokens)` returns the
-    bytes of every id, or None if it cannot; with them the detokenizer is faster and token healing works (see
-    api.text.FastTokenizer). `stop_words` are texts that end every answer.
+    A tokenizer may have three more members, which the server finds by name. `pieces(*, skip_special_tokens)` returns
+    the bytes of every id, or None if it cannot; with them the detokenizer is faster and token healing works (see
+    api.text.FastTokenizer). `stop_words` are texts that end every answer. `template` is the api.text.ChatTemplate that
+    `chat` renders; a server replaces it by one that is rendered in a child process, within limits of time and memory.
     """
 
     vocab_size: int

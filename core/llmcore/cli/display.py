@@ -1,4 +1,4 @@
-"""What commands show on standard error: progress, the summary of a start, the report of a failure.
+"""Output of commands on standard error: progress, the summary of a start, the report of a failure.
 
 On a terminal these are bars and panels, elsewhere plain lines.
 """

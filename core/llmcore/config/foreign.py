@@ -1,11 +1,12 @@
 """Options of other servers that are not settings here.
 
 The options of LightLLM and LMDeploy have llmcore's own names, so every source of settings accepts them: the error
-gives the reason and does not guess at a misspelt name. A value that asks for what happens anyway is no error.
+gives the reason and does not guess at a misspelt name. A value that asks for the
+behaviour that this server has anyway is accepted.
 
-The options of vLLM and SGLang are an error on the command line, in the file and in the environment, whatever their
-values are: a value that fits there may be wrong here, and a server that ignores it is not what the operator asked for.
-An option that means exactly the same under the same name (`--host`, `--port`, `--dtype`) is a setting.
+An option of vLLM or SGLang is an error in every source, with any value. A value that fits there may be wrong here, and
+a server that ignores the option is not what the operator asked for. An option that means exactly the
+same under the same name (`--host`, `--port`, `--dtype`) is a setting.
 
 A plugin may bring an option with such a name; then the name means the plugin's option.
 """
@@ -535,7 +536,7 @@ _INSTEAD: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         _SGLANG: ("ssl_keyfile_password",),
     },
 }
-"""What to do -> the server -> its options for which that is the answer."""
+"""The fix -> the server -> its options that have this fix."""
 
 
 FOREIGN: Mapping[str, tuple[str, str]] = {
@@ -544,7 +545,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     for whose, named in options.items()
     for name in named
 }
-"""Option of vLLM or SGLang -> (the server that has it, what to do)."""
+"""Option of vLLM or SGLang -> (the server that has it, the fix)."""
 
 SHORT: Mapping[str, str] = {
     "-tp": "tensor_parallel_size",

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.api.bridge import BeamSearch, Bridge, ChoiceEvent, Finish, Load, Prompt, SamplingParams, Submit, convert
+from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, Load, Prompt, SamplingParams, Submit, convert
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.api.specs import OptionSpec, OutputParserSpec, TokenizerSpec
@@ -30,11 +30,10 @@ from llmcore.engine.model import Progress
 from llmcore.registry.loader import build_registry, configure
 from llmcore.registry.registry import Registry
 from llmcore.text.bad_words import forbid
+from llmcore.text.chosen_template import choose_template
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
-from llmcore.text.stream import ChoiceText, TextRules
-
-FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", Finish.ERROR: "error"}
+from llmcore.text.stream import FINISH_REASONS, Reducer, TextRules, failure
 
 
 @dataclass
@@ -94,66 +93,57 @@ class Collector:
     def __init__(
         self,
         submit: Submit,
-        tokenizer: Tokenizer,
+        llm: LLM,
         rules: TextRules,
         *,
         ended: Callable[[Collector], object],
         text: Callable[[str], object] | None = None,
     ) -> None:
-        self.submit = submit
+        self._submit = submit
+        self._bridge = llm._bridge
+        self._reducer = Reducer([submit], llm.tokenizer, rules, self._bridge)
         self._ended = ended
         self._on_text = text
-        self._texts = [ChoiceText(tokenizer, rules) for _ in range(submit.n)]
         self._answers = [Answer() for _ in range(submit.n)]
-        self._running = submit.n
-        self._cached = 0
         self._prompt_logprobs: tuple[float, ...] = ()
         self._prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
         self._prompt_ranks: tuple[int, ...] = ()
         self._error: RequestError | None = None
         self._started = time.monotonic()
-        self._first: float | None = None
-        self._last = self._started
 
-    def start(self, bridge: Bridge) -> None:
+    def start(self) -> None:
         """Submit the request."""
-        self._bridge = bridge
-        bridge.submit(self.submit, self.take)
+        self._bridge.submit(self._submit, self.take)
+
+    def abort(self) -> None:
+        """End what still runs."""
+        self._reducer.abort()
 
     def take(self, event: ChoiceEvent) -> None:
         """The sink."""
         if self._error is not None:
             return
         if event.finish in (Finish.ERROR, Finish.ABORT):
-            code, message = event.error or ("engine_failed", "the request was ended")
-            self._error = RequestError(message, code=code)
+            self._error = failure(event, self._submit)
             self._ended(self)
             return
-        self._last = time.monotonic()
-        self._first = self._first or self._last
-        self._cached = max(self._cached, event.cached)
         self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
         self._prompt_top = event.prompt_top or self._prompt_top
         self._prompt_ranks = event.prompt_ranks or self._prompt_ranks
-        text, answer = self._texts[event.choice], self._answers[event.choice]
-        before = text.tokens
-        piece = "".join(text.feed(event))
+        choice, texts = self._reducer.feed(0, event)
+        answer, piece, new = self._answers[choice.index], "".join(texts), len(choice.text.starts)
         answer.text += piece
         if self._on_text is not None and piece:
             self._on_text(piece)
-        new = text.tokens - before
         answer.token_ids.extend(event.tokens[:new])
-        if self.submit.sampling.logprobs is not None:
+        if self._submit.sampling.logprobs is not None:
             answer.logprobs.extend(event.logprobs[:new])
             answer.top_logprobs.extend(event.top[:new])
         answer.scores, answer.pooled = event.scores, event.pooled
-        if text.must_finish:
-            self._bridge.finish(self.submit.id, event.choice, text.tokens)
-        if text.finish is not Finish.RUNNING:
-            answer.finish_reason = FINISH_REASONS[text.finish]
-            self._running -= 1
-            if not self._running:
-                self._ended(self)
+        if choice.text.finish is not Finish.RUNNING:
+            answer.finish_reason = FINISH_REASONS[choice.text.finish]
+        if not self._reducer.running:
+            self._ended(self)
 
     def raise_error(self) -> None:
         """Raise what ended the request, if it failed."""
@@ -163,22 +153,18 @@ class Collector:
     def result(self) -> Generated:
         """All answers; every choice must have ended."""
         known = self._prompt_logprobs, self._prompt_top, self._prompt_ranks
-        return Generated(tuple(self.submit.prompt.ids.tolist()), self._cached, tuple(self._answers), *known)
+        return Generated(
+            tuple(self._submit.prompt.ids.tolist()), self._reducer.usage().cached, tuple(self._answers), *known
+        )
 
     def record(self) -> RequestRecord:
         """The figures for `on_request_finished`."""
-        reasons = [answer.finish_reason or "abort" for answer in self._answers]
-        failed = "error" if self._error is not None else None
-        return RequestRecord(
-            request_id=str(self.submit.id),
+        return self._reducer.record(
+            request_id=str(self._submit.id),
             dialect="python",
-            prompt_tokens=len(self.submit.prompt),
-            cached_tokens=self._cached,
-            output_tokens=sum(len(answer.token_ids) for answer in self._answers),
-            max_new_tokens=self.submit.max_new_tokens,
-            finish=failed or ("length" if "length" in reasons else reasons[0]),
-            first_token=None if self._first is None else self._first - self._started,
-            duration=self._last - self._started,
+            finish="error" if self._error is not None else "",
+            started=self._started,
+            ended=self._reducer.last or self._started,
         )
 
 
@@ -327,9 +313,9 @@ class LLM:
         rules = self._rules(limits, stop)
         submit = self._submit(self._chat_ids(messages), params, rules, limits, (max_new_tokens, 1))
         pieces: SimpleQueue[str | Collector] = SimpleQueue()
-        collector = Collector(submit, self.tokenizer, rules, ended=pieces.put, text=pieces.put)
+        collector = Collector(submit, self, rules, ended=pieces.put, text=pieces.put)
         try:
-            collector.start(self._bridge)
+            collector.start()
             while isinstance(piece := pieces.get(), str):
                 yield piece
             collector.raise_error()
@@ -358,6 +344,8 @@ class LLM:
         directory = prepare(specs, self.config.model, model, converted)
         parsers = [spec for spec, _ in self._registry.specs(OutputParserSpec)]
         settings = self.config.model
+        if settings.chat_template is not None:
+            choose_template(settings.chat_template, parsers).with_tokens({}).check()
         return open_tokenizer(specs, directory, settings.tokenizer_mode, settings.chat_template, parsers)
 
     def _ids_of(self, prompt: TextOrIds) -> list[int]:
@@ -407,10 +395,10 @@ class LLM:
 
     def _run(self, submits: Sequence[Submit], rules: TextRules, progress: Done | None) -> list[Generated]:
         ended: SimpleQueue[Collector] = SimpleQueue()
-        collectors = [Collector(submit, self.tokenizer, rules, ended=ended.put) for submit in submits]
+        collectors = [Collector(submit, self, rules, ended=ended.put) for submit in submits]
         try:
             for collector in collectors:
-                collector.start(self._bridge)
+                collector.start()
             for count in range(1, len(collectors) + 1):
                 ended.get().raise_error()
                 if progress is not None:
@@ -422,7 +410,7 @@ class LLM:
     def _end(self, collectors: Sequence[Collector]) -> None:
         """Abort what still runs, and tell the plugins how each ended."""
         for collector in collectors:
-            self._bridge.abort(collector.submit.id)
+            collector.abort()
             self._registry.call("on_request_finished", record=collector.record())
 
     def _chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -8,19 +8,16 @@ https://lmdeploy.readthedocs.io/en/latest/advance/chat_template.html
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from llmcore.api.errors import ConfigError, RequestError, did_you_mean
-from llmcore.api.protocols import Tokenizer
+from llmcore.api.errors import ConfigError, did_you_mean
 from llmcore.api.specs import ImportString, OutputParserSpec
 from llmcore.registry.loader import load
-from llmcore.text.render_budget import OverBudget
-from llmcore.text.sandbox_calls import TemplateRefusal
 from llmcore.text.templates import ChatTemplate
 
 log = logging.getLogger(__name__)
@@ -72,6 +69,10 @@ class ChosenTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
     stop_words: tuple[str, ...] = ()
 
+    def with_tokens(self, tokens: Mapping[str, str]) -> ChatTemplate:
+        """The template for a model with these special tokens."""
+        return ChatTemplate({"default": self.source}, tokens, origin="--chat_template", constants=self.variables)
+
 
 def named_templates(specs: Iterable[OutputParserSpec]) -> dict[str, ImportString]:
     """The templates that come with parsers, by the names that `--chat_template` accepts."""
@@ -79,43 +80,10 @@ def named_templates(specs: Iterable[OutputParserSpec]) -> dict[str, ImportString
 
 
 def choose_template(given: str, specs: Iterable[OutputParserSpec] = ()) -> ChosenTemplate:
-    """The template that `--chat_template` names, after a trial with one message. Raises ConfigError."""
+    """The template that `--chat_template` names. Raises ConfigError if there is none."""
     named = named_templates(specs)
     chosen: ChosenTemplate = load(named[given]) if given in named else _read(given, named)
-    try:
-        _compiled(chosen, {}).render([{"role": "user", "content": "Hello"}])
-    except RequestError as error:
-        cause = error.__cause__
-        if isinstance(cause, OverBudget):
-            raise ConfigError(f"--chat_template: for one word it takes {cause}; correct the template") from error
-        if not isinstance(cause, TemplateRefusal):
-            raise ConfigError(f"--chat_template: {cause}; correct the template") from error
     return chosen
-
-
-class Templated:
-    """A `protocols.Tokenizer` that replaces the chat template of another tokenizer."""
-
-    def __init__(self, inner: Tokenizer, chosen: ChosenTemplate, tokens: Mapping[str, str]) -> None:
-        self._inner = inner
-        self._template = _compiled(chosen, tokens)
-        self.stop_words = chosen.stop_words
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """The variables that the chat template reads."""
-        return self._template.variables
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """The prompt that the operator's template renders. Raises RequestError with the template's own message."""
-        return self._template.render(messages, **variables)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-def _compiled(chosen: ChosenTemplate, tokens: Mapping[str, str]) -> ChatTemplate:
-    return ChatTemplate({"default": chosen.source}, tokens, origin="--chat_template", constants=chosen.variables)
 
 
 def _read(given: str, named: Iterable[str]) -> ChosenTemplate:

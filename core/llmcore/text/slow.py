@@ -13,7 +13,7 @@ from typing import Any
 
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.text.companions import Companions, read_companions, read_json
-from llmcore.text.templates import ChatTemplate
+from llmcore.text.templates import ChatTemplate, Renderer
 
 
 class SlowTokenizer:
@@ -32,7 +32,7 @@ class SlowTokenizer:
         self.special_ids = frozenset(self._names) | {i for i in range(self._size) if processor.is_control(i)}
         self.eos_ids = companions.eos_ids or self._eos(companions)
         self._adds_bos = bool(settings.get("add_bos_token", True)) and processor.bos_id() >= 0
-        self._template = ChatTemplate(companions.templates, companions.tokens)
+        self.template: Renderer = ChatTemplate(companions.templates, companions.tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. `add_special_tokens` puts the BOS first, unless the model's config says otherwise."""
@@ -71,14 +71,9 @@ class SlowTokenizer:
             return bytes([int(text[3:-1], 16)])
         return text.replace("▁", " ").encode("utf-8", "replace")
 
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """The variables that the chat template reads."""
-        return self._template.variables
-
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """The prompt that the chat template renders."""
-        return self._template.render(messages, **variables)
+        return self.template.render(messages, **variables)
 
     def _eos(self, companions: Companions) -> tuple[int, ...]:
         named = self._added.get(companions.tokens.get("eos_token", ""))

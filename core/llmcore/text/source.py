@@ -12,7 +12,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,8 +25,9 @@ from llmcore.api.specs import ImportString, OutputParserSpec, TokenizerSpec
 from llmcore.config import Model
 from llmcore.config.process import die_with_parent, memory_note, shortage_of
 from llmcore.registry.loader import load
-from llmcore.text.chosen_template import Templated, choose_template
+from llmcore.text.chosen_template import choose_template
 from llmcore.text.companions import read_companions
+from llmcore.text.templates import Renderer
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,22 @@ _TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+
+
+class Templated:
+    """A `protocols.Tokenizer`: `inner` with another chat template. `stop_words` end every answer."""
+
+    def __init__(self, inner: Tokenizer, template: Renderer, stop_words: Sequence[str] = ()) -> None:
+        self._inner = inner
+        self.template = template
+        self.stop_words = stop_words
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
+        """The prompt that the template renders. Raises RequestError with the template's own message."""
+        return self.template.render(messages, **variables)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerSpec:
@@ -91,7 +108,9 @@ def open_tokenizer(
     tokenizer = opener(directory)
     if chat_template is None:
         return tokenizer
-    templated: Any = Templated(tokenizer, choose_template(chat_template, parsers), read_companions(directory).tokens)
+    chosen = choose_template(chat_template, parsers)
+    template = chosen.with_tokens(read_companions(directory).tokens)
+    templated: Any = Templated(tokenizer, template, chosen.stop_words)
     return cast(Tokenizer, templated)
 
 

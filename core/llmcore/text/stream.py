@@ -1,18 +1,31 @@
-"""The tokens of one choice become text: the detokenizer, stop strings, and the finish reason."""
+"""From events to text: the detokenizer, stop strings, output parsers, the finish reasons and the usage of a request.
+
+`LLM` and the server share `Reducer`. It takes the events of a request; its choices have the text.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from llmcore.api.bridge import ChoiceEvent, Finish
-from llmcore.api.protocols import Tokenizer
+from llmcore.api.bridge import Bridge, ChoiceEvent, Finish, Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError
+from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.text.detokenizer import detokenizer
+from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
+from llmcore.text.parsing import OutputParser
+from llmcore.text.request_parsing import RequestParsing
 from llmcore.text.stops import StopMatcher, StopStrings
 
 _RUNNING, _STOP = Finish.RUNNING, Finish.STOP
 """Looked up once, because access to an enum's members is slow, and every token needs it several times."""
+
+FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", Finish.ERROR: "error"}
+"""The name of each way to end, in records and in the dialects of OpenAI and LightLLM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,3 +182,166 @@ class ChoiceText:
     def _count(self, texts: Sequence[str]) -> None:
         for text in texts:
             self.released += len(text)
+
+
+class Choice:
+    """One answer of a request: its text, and the events that output parsers make of it.
+
+    `index` counts over the whole request: all choices of the first prompt come first.
+    `events`: what the parsers made of the newest texts; None without parsers.
+    `calls`: the number of tool calls so far.
+    `came`: the time of the newest token (time.monotonic()), 0.0 before the first.
+    `thought`: counts the tokens of reasoning; None without a reasoning parser.
+    """
+
+    __slots__ = ("calls", "came", "events", "index", "parser", "prompt", "text", "thought")
+
+    def __init__(self, index: int, prompt: int, text: ChoiceText, parsing: RequestParsing | None = None):
+        self.index = index
+        self.prompt = prompt
+        self.text = text
+        self.parser = None if parsing is None else parsing.make()
+        self.events: list[Event] | None = None
+        self.calls = 0
+        self.came = 0.0
+        self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
+
+    def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> None:
+        """Parse `texts` into `events`: text, reasoning, each tool call. `single_call`: the first call is the end."""
+        events: list[Event] = []
+        if self.thought is not None and not self.thought.over:
+            for text in texts:
+                piece = list(parser.feed(text))
+                self.thought.add(piece)
+                events += piece
+        elif text := "".join(texts):
+            events += parser.feed(text)
+        if self.text.finish is not _RUNNING:
+            events += parser.finish()
+        if single_call:
+            ends = [i for i, event in enumerate(events) if isinstance(event, ToolCallEnded)]
+            if ends:
+                del events[ends[0] + 1 :]
+                self.text.end()
+        self.calls += sum(isinstance(event, ToolCallBegun) for event in events)
+        self.events = events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """The tokens of a request: of its prompts, those of them that came from the prefix cache, and of its answers."""
+
+    prompt: int
+    cached: int
+    output: int
+    reasoning: int | None = None
+    """The tokens of the answers that are reasoning; None if no parser looks for them."""
+
+
+class Reducer:
+    """Reduces the events of a request to the text, the parser events, the finish and the usage of its answers.
+
+    A request has one `Submit` for each prompt, all with the same `n`. The bridge's thread calls `feed`.
+    `running`: the number of choices that have not ended. `first`, `last`: the times of the first and the newest event
+    (time.monotonic()); None before the first.
+    """
+
+    __slots__ = ("_bridge", "_cached", "_removed", "_single_call", "choices", "first", "last", "running", "submits")
+
+    def __init__(
+        self,
+        submits: Sequence[Submit],
+        tokenizer: Tokenizer,
+        rules: TextRules,
+        bridge: Bridge,
+        *,
+        parsing: RequestParsing | None = None,
+        single_call: bool = False,
+        healings: Sequence[Healing | None] = (),
+    ) -> None:
+        self.submits = submits
+        healings = healings or [None] * len(submits)
+        self.choices = [
+            Choice(prompt * submit.n + i, prompt, ChoiceText(tokenizer, rules, healings[prompt]), parsing)
+            for prompt, submit in enumerate(submits)
+            for i in range(submit.n)
+        ]
+        self.running = len(self.choices)
+        self.first: float | None = None
+        self.last: float | None = None
+        self._bridge = bridge
+        self._single_call = single_call
+        self._cached = [0] * len(submits)
+        self._removed = sum(healing.tokens for healing in healings if healing is not None)
+
+    def feed(self, prompt: int, event: ChoiceEvent) -> tuple[Choice, list[str]]:
+        """The choice of `event` and the text that each of the event's tokens releases, as `ChoiceText.feed` gives it.
+
+        `prompt`: the number of the `Submit`. Give it no event that `failure` finds an error in.
+        """
+        now = self.last = time.monotonic()
+        if self.first is None:
+            self.first = now
+        if event.cached > 0:
+            self._cached[prompt] = event.cached
+        submit = self.submits[prompt]
+        choice = self.choices[prompt * submit.n + event.choice]
+        if event.tokens:
+            if choice.came:
+                TALLIES.gap(now - choice.came)
+            choice.came = now
+        text = choice.text
+        texts = text.feed(event)
+        if choice.parser is not None:
+            choice.parse(choice.parser, texts, single_call=self._single_call)
+        if text.must_finish:
+            self._bridge.finish(submit.id, event.choice, text.tokens)
+        if text.finish is not _RUNNING:
+            self.running -= 1
+        return choice, texts
+
+    def abort(self) -> None:
+        """Have the engine end all choices that run."""
+        for submit in self.submits:
+            self._bridge.abort(submit.id)
+
+    def usage(self) -> Usage:
+        """The tokens so far."""
+        thoughts = [choice.thought.count for choice in self.choices if choice.thought is not None]
+        return Usage(
+            prompt=sum(len(submit.prompt) for submit in self.submits) + self._removed,
+            cached=sum(self._cached),
+            output=sum(choice.text.tokens for choice in self.choices),
+            reasoning=sum(thoughts) if thoughts else None,
+        )
+
+    def record(self, *, started: float, ended: float, finish: str = "", **more: Any) -> RequestRecord:
+        """The record for `on_request_finished`. `started`, `ended`: time.monotonic(). `finish`: "" for the reason of
+        the choices. `more`: further fields of RequestRecord."""
+        usage = self.usage()
+        return RequestRecord(
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            output_tokens=usage.output,
+            max_new_tokens=max(submit.max_new_tokens for submit in self.submits),
+            finish=finish or self._finish(),
+            first_token=None if self.first is None else self.first - started,
+            duration=ended - started,
+            **more,
+        )
+
+    def _finish(self) -> str:
+        """A limit of length counts more than a stop. "abort" if a choice has not ended."""
+        if self.running:
+            return FINISH_REASONS[Finish.ABORT]
+        reasons = {choice.text.finish for choice in self.choices}
+        return FINISH_REASONS[Finish.LENGTH if Finish.LENGTH in reasons else Finish.STOP]
+
+
+def failure(event: ChoiceEvent, submit: Submit) -> RequestError:
+    """The error that ended `submit` with an event of Finish.ERROR or Finish.ABORT."""
+    code, message = event.error or ("server_overloaded", "The server ended this request; send it again.")
+    # The engine's messages begin with the field, which events do not carry.
+    fields = (*(call.param for call in submit.sampling.logits_processors), "priority")
+    param = next((name for name in fields if message.startswith(f"{name}:")), None)
+    return RequestError(message, param=param, code=code)

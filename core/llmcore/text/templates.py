@@ -1,4 +1,7 @@
-"""Chat templates: a model's Jinja texts, rendered in a sandbox and within a budget.
+"""Chat templates: a model's Jinja texts, rendered in Jinja's sandbox.
+
+The sandbox keeps a template away from Python's insides. It does not limit the time and memory of a render: a server
+renders templates in child processes, which have limits.
 
 The environment has what chat templates expect: `raise_exception`, `strftime_now`, `tojson` that keeps non-ASCII text,
 loop controls, trimmed blocks, and a `generation` tag that only marks the assistant's turns.
@@ -6,27 +9,22 @@ loop controls, trimmed blocks, and a `generation` tag that only marks the assist
 
 from __future__ import annotations
 
+import datetime
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import orjson
-from jinja2 import meta
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmcore.api.errors import ConfigError, RequestError, message_of
-from llmcore.text.render_budget import Budget, Busy, OverBudget, width_of
-from llmcore.text.sandbox import Sandbox
-from llmcore.text.sandbox_calls import GLOBALS, TemplateRefusal
-
-RESERVED = frozenset(
-    (
-        *("messages", "tools", "chat_template", "tokenize", "return_dict", "return_tensors"),
-        *("self", "super", "loop", "caller", "varargs", "kwargs", "true", "false", "none", "True", "False", "None"),
-        *GLOBALS,
-    )
-)
-"""Variables that a client must not set: the server sets them from the request, only other servers know them, or they
-are keywords and functions of Jinja."""
 
 MAX_CHARACTERS = 1 << 25
 """Most characters of a prompt. A request's body cannot have more, and few models can read that many."""
@@ -34,120 +32,201 @@ MAX_CHARACTERS = 1 << 25
 MAX_MESSAGE = 1000
 """Most characters of a template's own error message."""
 
-_PIECE_BYTES = 64
-_LARGE = 1 << 20
-"""Bytes of a prompt between two checks of its size."""
+MAX_FOR_ONE_WORD = 1 << 20
+"""Most characters of the prompt for a message of one word."""
 
 _TESTS_FOR_NULL = re.compile(r"""content(?:['"]\])?\s+is\s+(?:not\s+)?none""")
 """Matches a template's text if it handles messages without content."""
 
 
+class TemplateRefusal(TemplateError):
+    """Raised when a template refuses the messages with `raise_exception`."""
+
+
+class _Generation(Extension):
+    """The tag `{% generation %}`, which marks the assistant's text for training. In serving it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise TemplateRefusal(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Use the standard library's encoder, because templates depend on its ", " and ": ".
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list for JSON, from an iterator such as `tools | map(...)`."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+_JINJA = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+_JINJA.filters["tojson"] = _tojson
+_JINJA.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+_JINJA.globals["dict"] = _new_dict  # Jinja has the class here, whose methods change any dict: `dict.update(message)`.
+del _JINJA.globals["lipsum"]  # Templates do not need it.
+
+RESERVED = frozenset(
+    (
+        *("messages", "tools", "chat_template", "tokenize", "return_dict", "return_tensors"),
+        *("self", "super", "loop", "caller", "varargs", "kwargs", "true", "false", "none", "True", "False", "None"),
+        *_JINJA.globals,
+    )
+)
+"""Variables that a client must not set: the server sets them from the request, only other servers know them, or they
+are keywords and functions of Jinja."""
+
+
+class _Compiled(NamedTuple):
+    templates: dict[str, Template]
+    wanting_null: frozenset[str]
+    """Names of the templates that handle messages without content."""
+    variables: frozenset[str]
+
+
+@dataclass(frozen=True)
 class ChatTemplate:
-    """A model's named templates, compiled once.
+    """A model's named chat templates. Jinja compiles them when they are first used."""
 
-    `sources`: Jinja text by name. "default" is used, or "tool_use" if it exists and the request has tools.
-    `tokens`: the text of special tokens by name (`bos_token`, ...), which templates may use as variables.
-    `origin`: the option that gave the templates, if they are not the model's.
-    `variables`: the variables that the templates read.
-    """
+    sources: Mapping[str, str]
+    """Jinja text by name. "default" is used, or "tool_use" if it exists and the request has tools."""
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """The text of special tokens by name (`bos_token`, ...), which templates may use as variables."""
+    origin: str = ""
+    """The option that gave the templates, if they are not the model's."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Variables that a request cannot change."""
 
-    def __init__(
-        self,
-        sources: Mapping[str, str],
-        tokens: Mapping[str, Any],
-        *,
-        origin: str = "",
-        constants: Mapping[str, Any] | None = None,
-    ):
-        what = origin or "the model's chat template"
-        self._environment = Sandbox()
-        try:
-            self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
-            read = [meta.find_undeclared_variables(self._environment.parse(source)) for source in sources.values()]
-        except Exception as error:
-            # Jinja's errors, and Python's errors for numbers, nesting and characters that it cannot compile.
-            raise ConfigError(
-                f"{what} cannot be compiled: {message_of(error)[:MAX_MESSAGE]}; "
-                f"correct {'it' if origin else 'chat_template.jinja'}"
-            ) from error
-        self._what = what
-        self._wants_null = {name for name, source in sources.items() if _TESTS_FOR_NULL.search(source)}
-        self._tokens = dict(tokens)
-        self._constants = dict(constants or {})
-        self.variables = frozenset[str]().union(*read) - self._constants.keys()
+    @property
+    def name(self) -> str:
+        """The name of these templates in error messages."""
+        return self.origin or "the model's chat template"
 
-    def __bool__(self) -> bool:
-        return bool(self._templates)
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables that the templates read. Raises ConfigError if the templates cannot be compiled."""
+        return self._compiled.variables
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """Render the chat template: the prompt for `messages`. It gets `tools` and all other variables.
 
         Raises RequestError: with the template's own message if it refuses the messages, or with the template's name if
-        it fails or exceeds its limits of time and memory (`render_budget`).
+        it fails. Raises ConfigError if the templates cannot be compiled.
         """
-        name = self._choose(bool(variables.get("tools")))
-        given = {"add_generation_prompt": True, **self._tokens, **variables, **self._constants}
+        prompt = self._render(self._choose(bool(variables.get("tools"))), messages, variables)
+        if len(prompt) > MAX_CHARACTERS:
+            raise RequestError(
+                f"messages: {self.name} makes a prompt of more than {MAX_CHARACTERS:,} characters of them; "
+                "send fewer or shorter ones",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        return prompt
+
+    def check(self) -> None:
+        """Render a message of one word with each template. Raises ConfigError if one of them cannot be served.
+
+        A model's template that refuses this message, or fails on it, may still work for others. A template that the
+        operator gave may only refuse it.
+        """
+        fatal = Exception if self.origin else (SecurityError, ArithmeticError, RecursionError)
+        for name in self._compiled.templates:
+            try:
+                size = len(self._render(name, [{"role": "user", "content": "Hello"}], {}))
+            except RequestError as error:
+                cause = error.__cause__
+                if isinstance(cause, fatal) and not isinstance(cause, TemplateRefusal):
+                    raise self.unfit(message_of(cause)[:MAX_MESSAGE]) from cause
+                continue
+            if size > MAX_FOR_ONE_WORD:
+                raise self.unfit(f"it makes {size:,} characters of one word")
+
+    def unfit(self, why: str) -> ConfigError:
+        """The error for templates that cannot be served."""
+        if self.origin:
+            return ConfigError(f"{self.origin}: {why}; correct the template")
+        return ConfigError(
+            f"{self.name} cannot be served: {why}; take chat_template.jinja from a source you trust, "
+            "or give --chat_template"
+        )
+
+    @cached_property
+    def _compiled(self) -> _Compiled:
+        try:
+            templates = {name: _JINJA.from_string(source) for name, source in self.sources.items()}
+            read = [meta.find_undeclared_variables(_JINJA.parse(source)) for source in self.sources.values()]
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Jinja's errors, and Python's errors for numbers, nesting and characters that it cannot compile.
+            raise ConfigError(
+                f"{self.name} cannot be compiled: {message_of(error)[:MAX_MESSAGE]}; "
+                f"correct {'it' if self.origin else 'chat_template.jinja'}"
+            ) from error
+        wanting_null = frozenset(name for name, source in self.sources.items() if _TESTS_FOR_NULL.search(source))
+        return _Compiled(templates, wanting_null, frozenset[str]().union(*read) - self.constants.keys())
+
+    def _render(self, name: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """As `render`. A RequestError has the template's own error as its cause."""
+        template, wants_null = self._compiled.templates[name], name in self._compiled.wanting_null
+        given = {"add_generation_prompt": True, **self.tokens, **variables, **self.constants}
         if not given.get("tools"):
             # Some templates iterate over `tools` if it is defined, even if it is None.
             given.pop("tools", None)
-        budget = Budget()
         failure: Exception | None = None
-        try:
-            for shape in _shapes(messages, name in self._wants_null):
-                try:
-                    return self._rendered(name, {**given, "messages": shape}, budget)
-                except (RequestError, OverBudget, Busy):
-                    raise
-                except TemplateRefusal as error:
-                    said = str(error.message)[:MAX_MESSAGE]
-                    raise RequestError(said, param="messages", code="invalid_value") from error
-                except Exception as error:  # noqa: BLE001 - a template is foreign code
-                    failure = failure or error
-        except OverBudget as error:
-            raise RequestError(
-                f"{self._what} was stopped: for these messages it takes {error}; send fewer or shorter ones, and if "
-                "that changes nothing, give the server another one with --chat_template",
-                param="messages",
-                code="invalid_value",
-            ) from error
-        except Busy as error:
-            raise RequestError(
-                f"{self._what} takes long for these messages, and for those of other requests at the same time; "
-                "try again later",
-                code="server_overloaded",
-                status=503,
-            ) from error
-        finally:
-            budget.close()
+        for shape in _shapes(messages, wants_null):
+            try:
+                prompt = template.render(given, messages=shape)
+                prompt.encode()  # A template can write half a character (a surrogate), which tokenizers refuse.
+            except MemoryError:
+                raise
+            except TemplateRefusal as error:
+                refusal = str(error.message)[:MAX_MESSAGE]
+                raise RequestError(refusal, param="messages", code="invalid_value") from error
+            except Exception as error:  # noqa: BLE001 - a template is foreign code
+                failure = failure or error
+            else:
+                return prompt
         raise RequestError(
-            f"{self._what} cannot render these messages: {message_of(failure or ValueError())[:MAX_MESSAGE]}",
+            f"{self.name} cannot render these messages: {message_of(failure or ValueError())[:MAX_MESSAGE]}",
             param="messages",
             code="invalid_value",
         ) from failure
 
-    def _rendered(self, name: str, variables: Mapping[str, Any], budget: Budget) -> str:
-        pieces: list[str] = []
-        size, width, seen, limit, kept = 0, 1, 0, _LARGE, 0
-        for piece in self._environment.pieces(self._templates[name], variables, budget):
-            size += len(piece) + _PIECE_BYTES
-            pieces.append(piece)
-            if size > limit:
-                if size - _PIECE_BYTES * len(pieces) > MAX_CHARACTERS:
-                    raise _too_long(self._what)
-                # One wide character makes every character of the joined prompt wide.
-                width, seen = max(width, *map(width_of, pieces[seen:])), len(pieces)
-                budget.keep(width * size - kept)
-                budget.spend(size - limit + _LARGE)
-                limit, kept = size + _LARGE, width * size
-        prompt = "".join(pieces)
-        if not prompt.isascii():
-            prompt.encode()  # A template can write half a character (a surrogate), which tokenizers refuse.
-        return prompt
-
     def _choose(self, with_tools: bool) -> str:
         names = ("tool_use", "default") if with_tools else ("default",)
         for name in names:
-            if name in self._templates:
+            if name in self.sources:
                 return name
         raise RequestError(
             "this model has no chat template; use /v1/completions or /generate with the whole prompt",
@@ -156,12 +235,15 @@ class ChatTemplate:
         )
 
 
-def _too_long(what: str) -> RequestError:
-    message = (
-        f"messages: {what} makes a prompt of more than {MAX_CHARACTERS:,} characters of them; "
-        "send fewer or shorter ones"
-    )
-    return RequestError(message, param="messages", code="context_length_exceeded")
+class Renderer(Protocol):
+    """A `ChatTemplate`, or an object that has it rendered somewhere else."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables that the templates read."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
+        """The prompt for `messages`; see `ChatTemplate.render`."""
 
 
 Messages = list[Mapping[str, Any]]

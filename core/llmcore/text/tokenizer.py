@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from llmcore.api.errors import ConfigError, RequestError, reraise_if_stopping
 from llmcore.text.companions import Companions, read_companions
-from llmcore.text.templates import ChatTemplate
+from llmcore.text.templates import ChatTemplate, Renderer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -116,7 +116,7 @@ class FastTokenizer:
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         self.special_ids = frozenset(int(token["id"]) for token in added if token.get("special"))
         self.eos_ids = companions.eos_ids or self._ids_of(companions.tokens.get("eos_token"))
-        self._template = ChatTemplate(companions.templates, companions.tokens)
+        self.template: Renderer = ChatTemplate(companions.templates, companions.tokens)
         self._rule = piece_rule(description.get("decoder"))
         self._pieces: dict[bool, Pieces] = {}
 
@@ -159,14 +159,9 @@ class FastTokenizer:
             self._pieces[skip_special_tokens] = Pieces(self._backend, self._rule, skip)
         return self._pieces[skip_special_tokens]
 
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """The variables that the chat template reads."""
-        return self._template.variables
-
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """The prompt that the chat template renders. Raises RequestError with the template's own message."""
-        return self._template.render(messages, **variables)
+        return self.template.render(messages, **variables)
 
     def _ids_of(self, token: str | None) -> tuple[int, ...]:
         found = None if token is None else self._backend.token_to_id(token)

@@ -7,7 +7,7 @@ import msgspec
 from llmcore.api import DialectSpec, SamplingParams, SchedulerSpec, hookimpl
 from llmcore.api.sched import Share
 from llmcore.api.text import TextRules
-from llmcore_server.api import Generation, Job, Route, intake
+from llmcore_server.api import Generation, Request, Route, intake
 
 
 @hookimpl
@@ -66,8 +66,8 @@ class Soon:
             max_new_tokens=intake.room(front, prompt, body.tokens, param="tokens", source="text"),
             hints={"due": time.monotonic() + body.within},
         )
-        job = Job(submits=[submit], rules=TextRules(), dialect="deadlines", request_id=front.request_id(req))
-        generation = Generation(front, front.detach(req, resp), job)
+        request = Request(submits=[submit], rules=TextRules(), dialect="deadlines", request_id=front.request_id(req))
+        generation = Generation(front, front.detach(req, resp), request)
         generation.start(Writer(generation.reply))
 
 

@@ -64,8 +64,8 @@ class EngineWithoutModel:
 
     def run(self) -> None:
         """Serve until told to stop."""
-        control = Outlet(self.context, self.launch.addresses.control)
-        inbox: Mailbox[ToEngine] = Mailbox(self.context, self.launch.addresses.engine, ToEngine)
+        control = Outlet(self.context, self.launch.control)
+        inbox: Mailbox[ToEngine] = Mailbox(self.context, self.launch.mailbox, ToEngine)
         control.send(ToSupervisor(self.launch.name, Progress("weights", 1, 1)))
         control.send(ToSupervisor(self.launch.name, EngineReady(self.facts)))
         while not self.stopping:

@@ -48,6 +48,7 @@ class _Order(msgspec.Struct):
 
     config: Config
     engine_module: str
+    engines: int
     parent: int
     pace: Pace
 
@@ -96,6 +97,7 @@ def serving(
     model_dir: Path,
     *,
     engine_module: str = ENGINE_MODULE,
+    engines: int = 1,
     plugin_options: Mapping[str, Any] | None = None,
     timeout: float = 180.0,
     faults: bool = False,
@@ -105,8 +107,8 @@ def serving(
     """A server of the model in `model_dir`, with `settings` as on the command line. It ends with the block.
 
     `faults`: requests may cause the faults of `llmcore_devtools.faults`, if the model was written with
-    `all_faults`. `pace`: the intervals at which it updates its figures. Raises ServerFailed if it does not accept
-    requests within `timeout` seconds.
+    `all_faults`. `engines`: the number of its engines. `pace`: the intervals at which it updates its figures. Raises
+    ServerFailed if it does not accept requests within `timeout` seconds.
     """
     config, _ = configure(
         **{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, "drain_timeout": 5, **settings}
@@ -117,7 +119,7 @@ def serving(
     with tempfile.TemporaryDirectory() as scratch:
         log, temporary = Path(scratch) / "log", Path(scratch) / "tmp"
         temporary.mkdir()
-        process, ready = _start(_Order(config, engine_module, os.getpid(), pace), log, temporary)
+        process, ready = _start(_Order(config, engine_module, engines, os.getpid(), pace), log, temporary)
         try:
             url, _, dashboard = _await_urls(process, ready, log, timeout).partition(" ")
             yield RunningServer(url, process, log, temporary, dashboard.removesuffix("/dashboard"))
@@ -188,7 +190,7 @@ def main() -> int:
     writer = int(sys.argv[2])
     notices = Notices(ready=lambda url, facts: _write_all(writer, f"{url} {dict(facts.report).get('dashboard', '')}"))
     try:
-        return serve(order.config, notices, engine_module=order.engine_module, pace=order.pace)
+        return serve(order.config, notices, engine_module=order.engine_module, engines=order.engines, pace=order.pace)
     except LlmcoreError as error:
         logging.getLogger("llmcore").error("%s: %s", type(error).__name__, error)
         return 2 if isinstance(error, ConfigError) else 1

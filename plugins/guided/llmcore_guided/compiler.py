@@ -24,8 +24,7 @@ from llmcore.api import RequestError
 from llmcore_guided import limits
 from llmcore_guided.grammars import TagRule, tags_of
 from llmcore_guided.sayings import is_limit, said
-from llmcore_guided.talk import Question
-from llmcore_guided.trials import Trials
+from llmcore_guided.trials import Question, Trials
 
 EXIT_SECONDS = 5.0
 """Seconds that Python's exit waits for a running compilation. Python ends threads wherever they are, and a thread that
@@ -85,7 +84,7 @@ class Compiler:
         return Compiled(kept.matcher.deep_copy(), kept.seconds, kept.text, kept.unenforced)
 
     def _first(self, key: bytes, asked: str, tags: dict[str, str | None]) -> Compiled:
-        answer = self._trials.answer(Question(asked, tags, self._closed, limits.COMPILE_SECONDS))
+        answer = self._trials.answer(Question(asked, tags, self._closed))
         if answer.wrong:
             raise ValueError(answer.text)
         made = _checked(_deep(lambda: compiled(answer.text, self._tokens, answer.unenforced)))

@@ -10,6 +10,9 @@ COMPILE_SECONDS = 0.8
 PATIENCE_SECONDS = 2.5
 """The same limit in wall-clock seconds, for when other processes use the CPU."""
 
+MEMORY_BYTES = 3 << 29
+"""Address space that compiling a grammar may take. A grammar that needs more ends its trial process."""
+
 STACK_BYTES = 256 << 20
 """llguidance recurses through chains of rules with 3 KB per rule. Only touched pages of the stack use memory."""
 

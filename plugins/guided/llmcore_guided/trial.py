@@ -1,36 +1,24 @@
-"""The process that tries clients' grammars. The engine kills it when one takes too long; streams go on.
+"""`python -m llmcore_guided.trial`: tries clients' grammars. If one takes too long, this process ends; streams go on.
 
-    python -m llmcore_guided.trial
-
-The process reads and answers messages (`talk`) on the socket that is its standard input, and ends when the socket
-closes. It translates grammars because Python's part of that would hold the engine's GIL. It compiles them because only
-the end of its process can stop llguidance.
+It translates grammars, because Python's part of that would hold the engine's GIL. It compiles them, because only the
+end of its process can stop llguidance.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import resource
-import signal
-import socket
 import sys
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llmcore.api.child_pool import serve
 
 from llmcore_guided.grammars import Schema, grammar_of, wanted
 from llmcore_guided.limits import LIMITS, STACK_BYTES
 from llmcore_guided.sayings import said, unenforced
-from llmcore_guided.talk import Answer, Question, Words, receive, send
-
-MEMORY_BYTES = 2 << 30
-"""Limit of the address space, stack included. A grammar that needs more ends this process alone."""
-
-NICE = 5
-"""The niceness of this process: streams come before grammars."""
+from llmcore_guided.trials import Answer, Question, Words
 
 DEEPEST = 10_000
 """Python's recursion limit. The stack has room for this many calls."""
@@ -38,35 +26,15 @@ DEEPEST = 10_000
 _SPECIAL = b"\xff"
 
 
-def main() -> None:
-    """Answer until the socket is closed."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    memory = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(MEMORY_BYTES, most)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGPROF,))
+def begin(opening: bytearray) -> Callable[[bytearray], bytes]:
+    """See `api.child_pool.serve`. `opening`: Words as msgpack."""
     sys.setrecursionlimit(DEEPEST)
-    threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_serve, args=(socket.socket(fileno=os.dup(0)),))
-    thread.start()
-    thread.join()
+    tokens = _tokens(msgspec.msgpack.decode(opening, type=Words))
 
+    def answer_to(question: bytearray) -> bytes:
+        return msgspec.msgpack.encode(_answer(msgspec.msgpack.decode(question, type=Question), tokens))
 
-def _serve(engine: socket.socket) -> None:
-    try:
-        words = msgspec.msgpack.decode(receive(engine), type=Words)
-        tokens = _tokens(words)
-        send(engine, Answer())
-        os.nice(NICE)
-        while True:
-            question = msgspec.msgpack.decode(receive(engine), type=Question)
-            signal.setitimer(signal.ITIMER_PROF, question.seconds)
-            answer = _answer(question, tokens)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            send(engine, answer)
-    except (EOFError, OSError):
-        return
+    return answer_to
 
 
 def _tokens(words: Words) -> LLTokenizer:
@@ -144,4 +112,4 @@ class _Bytes:
 
 
 if __name__ == "__main__":
-    main()
+    serve(begin, stack_bytes=STACK_BYTES)

@@ -12,7 +12,7 @@ import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 from llmcore.api import ProcessorContext, RequestError, Tokenizer
 
-from llmcore_guided.talk import Words
+from llmcore_guided.trials import Words
 
 _SPECIAL = b"\xff"
 """llguidance wants this byte before the name of a token that is not text."""

@@ -14,7 +14,7 @@ from llmcore_server.api import (
     BEAM_SEARCH,
     Front,
     Generation,
-    Job,
+    Request,
     Route,
     fitting,
     guided,
@@ -66,15 +66,15 @@ class Generate:
         """Validate everything, then submit; the answer comes from the bridge's thread."""
         body = self._front.read(req, GenerateRequest)
         stream = bool(body.stream) if self._stream is None else self._stream
-        job = self._job(body, stream, self._front.request_id(req))
-        generation = Generation(self._front, self._front.detach(req, resp), job)
+        request = self._request(body, stream, self._front.request_id(req))
+        generation = Generation(self._front, self._front.detach(req, resp), request)
         if stream:
             generation.start(StreamWriter(generation, self._front.tokenizer))
         else:
             details = bool(body.parameters.return_details)
             generation.start(WholeWriter(generation, self._front.tokenizer, details=details))
 
-    def _job(self, body: GenerateRequest, stream: bool, request_id: str) -> Job:
+    def _request(self, body: GenerateRequest, stream: bool, request_id: str) -> Request:
         given = body.parameters
         intake.refuse(given, REFUSED, prefix="parameters.")
         refuse_media(body.multimodal_params)
@@ -125,7 +125,7 @@ class Generate:
         if self._prompt_logprobs and not stream:
             submit = msgspec.structs.replace(submit, prompt_logprobs=True)
         submits = fitting([submit], guide(self._front, given))
-        return Job(submits=submits, rules=rules, dialect="lightllm", request_id=request_id, stream=stream)
+        return Request(submits=submits, rules=rules, dialect="lightllm", request_id=request_id, stream=stream)
 
 
 class Score:
@@ -146,13 +146,13 @@ class Score:
         prompt = intake.prompt_ids(self._front, body.chat, param="chat")
         intake.room(self._front, prompt, 1, param="chat", source="chat")
         submit = intake.submit(self._front, prompt, SamplingParams(), max_new_tokens=1)
-        job = Job(
+        request = Request(
             submits=[msgspec.structs.replace(submit, score=True)],
             rules=TextRules(),
             dialect="lightllm",
             request_id=self._front.request_id(req),
         )
-        generation = Generation(self._front, self._front.detach(req, resp), job)
+        generation = Generation(self._front, self._front.detach(req, resp), request)
         generation.start(ScoreWriter(generation))
 
 

@@ -65,7 +65,7 @@ class WholeWriter:
         if self._tokens is not None:
             details = zip(self._texts, self._tokens, strict=True)
             answer["tokens"] = _scalar([listed(self._details(*one, prompt_tokens)) for one in details])
-        submit = self._generation.job.submits[0]
+        submit = self._generation.request.submits[0]
         if submit.prompt_logprobs:
             ids = submit.prompt.ids.tolist()
             answer["prompt_token_ids"] = ids

@@ -17,9 +17,9 @@ from llmcore_server.api import (
     Choice,
     Front,
     Generation,
-    Job,
     Place,
     ReasoningBlock,
+    Request,
     TextBlock,
     TokenNames,
     blocks,
@@ -105,21 +105,21 @@ class ChatCompletions:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Validate everything, then submit; the answer comes from the bridge's thread."""
         body = self._front.read(req, ChatRequest)
-        job, logprobs = self._job(body, self._front.request_id(req))
+        request, logprobs = self._request(body, self._front.request_id(req))
         known = None
         if body.prompt_logprobs is not None:
-            ids = job.submits[0].prompt.ids.tolist()
+            ids = request.submits[0].prompt.ids.tolist()
             known = PromptLogprobs(self._front.tokenizer, [ids], body.prompt_logprobs)
         names = TokenNames(self._front.tokenizer, ids=bool(body.return_tokens_as_token_ids))
         shape = ChatShape(names, known, named=choice_of(body).named)
-        generation = Generation(self._front, self._front.detach(req, resp), job)
+        generation = Generation(self._front, self._front.detach(req, resp), request)
         wanted = {"logprobs": logprobs, "ids": bool(body.return_token_ids)}
         if body.stream:
             generation.start(StreamWriter(self._front, generation, shape, options=body.stream_options, **wanted))
         else:
             generation.start(whole_writer(self._front, generation, shape, n=body.n or 1, **wanted))
 
-    def _job(self, body: ChatRequest, request_id: str) -> tuple[Job, bool]:
+    def _request(self, body: ChatRequest, request_id: str) -> tuple[Request, bool]:
         refuse_functions(body)
         sampling.check(self._front, body)
         if body.top_logprobs and not body.logprobs:
@@ -156,7 +156,7 @@ class ChatCompletions:
             check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
         guide = chat_guide(self._front, body, conversation.choice, context)
         check_begun(guide, parsing)
-        job = Job(
+        request = Request(
             submits=fitting(submits, guide),
             rules=rules,
             dialect="openai",
@@ -165,7 +165,7 @@ class ChatCompletions:
             single_call=body.parallel_tool_calls is False,
             stream=bool(body.stream),
         )
-        return job, best is not None
+        return request, best is not None
 
 
 def longest(body: ChatRequest) -> tuple[str, int | None]:

@@ -14,9 +14,9 @@ from llmcore_server.api import (
     Choice,
     Front,
     Generation,
-    Job,
     Place,
     Places,
+    Request,
     TokenNames,
     filled,
     fitting,
@@ -109,7 +109,7 @@ class Completions:
         given = split_prompts(front, body.prompt)
         intake.check_choices(len(given), sampling.drawn(body), param="prompt")
         prompts = [self._ids(body, prompt) for prompt in given]
-        job = self._job(body, prompts, front.request_id(req))
+        request = self._request(body, prompts, front.request_id(req))
         special = body.skip_special_tokens is False
         echoes = Echoes(front, given, prompts, body.logprobs, special=special) if body.echo else None
         known = None
@@ -117,7 +117,7 @@ class Completions:
             known = PromptLogprobs(front.tokenizer, prompts, body.prompt_logprobs)
         names = TokenNames(front.tokenizer, "bytes:", ids=bool(body.return_tokens_as_token_ids))
         shape = CompletionShape(names, echoes, known, answers=body.max_tokens != 0)
-        generation = Generation(front, front.detach(req, resp), job)
+        generation = Generation(front, front.detach(req, resp), request)
         wanted = {"logprobs": body.logprobs is not None, "ids": bool(body.return_token_ids)}
         if body.stream:
             generation.start(StreamWriter(front, generation, shape, options=body.stream_options, **wanted))
@@ -135,7 +135,7 @@ class Completions:
             most=body.max_tokens,
         )
 
-    def _job(self, body: CompletionRequest, prompts: Sequence[Sequence[int]], request_id: str) -> Job:
+    def _request(self, body: CompletionRequest, prompts: Sequence[Sequence[int]], request_id: str) -> Request:
         rules = sampling.text_rules(self._front, body)
         made: Sequence[Submit] = sampling.submits(
             self._front,
@@ -152,7 +152,7 @@ class Completions:
         param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         check_most(prompts, tops, body.n or 1, param=param)
         submits = fitting(made, sampling.guide(self._front, body))
-        return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id, stream=bool(body.stream))
+        return Request(submits=submits, rules=rules, dialect="openai", request_id=request_id, stream=bool(body.stream))
 
 
 def check(front: Front, body: CompletionRequest) -> None:

@@ -34,7 +34,8 @@ def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
     """The template's variables that a request sets. Raises RequestError."""
     variables = dict(body.chat_template_kwargs or {})
     check_variables(variables, param="chat_template_kwargs")
-    known = getattr(front.tokenizer, "template_variables", None)  # tokenizers of plugins need not say
+    template = getattr(front.tokenizer, "template", None)  # tokenizers of plugins may have none
+    known = None if template is None else template.variables
     if body.enable_thinking is not None:  # LMDeploy's; what a template does not know is off
         if body.enable_thinking and known is not None and "enable_thinking" not in known:
             raise refusal(

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from llmcore.api import ChoiceEvent, ConfigError, RequestError, SamplingParams
 from llmcore.api.text import TextRules
-from llmcore_server.api import Choice, Front, Generation, Job, Usage, intake, listed, openai_error, pieces, refusal
+from llmcore_server.api import Choice, Front, Generation, Request, Usage, intake, listed, openai_error, pieces, refusal
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
@@ -69,8 +69,8 @@ class Vectors:
             greedy = SamplingParams(temperature=0.0)
             submit = intake.submit(front, ids, greedy, max_new_tokens=1, cache_salt=salt, priority=body.priority)
             submits.append(msgspec.structs.replace(submit, pool=kind))
-        job = Job(submits=submits, rules=TextRules(), dialect="openai", request_id=front.request_id(req))
-        generation = Generation(front, front.detach(req, resp), job)
+        request = Request(submits=submits, rules=TextRules(), dialect="openai", request_id=front.request_id(req))
+        generation = Generation(front, front.detach(req, resp), request)
         generation.start(VectorWriter(generation, answer))
 
     def _kind(self, body: Pooled) -> str:

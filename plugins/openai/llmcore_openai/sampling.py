@@ -272,8 +272,8 @@ _WHITESPACE = ("whitespace_pattern", "guided_whitespace_pattern")
 def guide(front: Front, body: Sampled, **more: Any) -> LogitsProcessor | None:
     """Returns the processor that gives the answers their format, or None if the request asks for none.
 
-    `more`: further arguments for `guided`. Raises RequestError if fields ask for different formats, or one of them
-    makes no sense.
+    `more`: further arguments for `guided`. Raises RequestError if fields ask for different formats, or if one of
+    them is not valid.
     """
     asked = list(_asked(body))
     if not asked:

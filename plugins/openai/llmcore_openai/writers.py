@@ -297,7 +297,7 @@ def whole_writer(
     front: Front, generation: Generation, shape: Shape, *, logprobs: bool, ids: bool, n: int
 ) -> WholeWriter:
     """The writer of a whole answer with `n` choices for each prompt, of which there may be more."""
-    if len(generation.choices) > n * len(generation.job.submits):
+    if len(generation.choices) > n * len(generation.request.submits):
         return BestWriter(front, generation, shape, logprobs=logprobs, ids=ids, n=n)
     return WholeWriter(front, generation, shape, logprobs=logprobs, ids=ids)
 
@@ -315,7 +315,7 @@ class TokenIds:
     """
 
     def __init__(self, generation: Generation, *, beside: bool) -> None:
-        self._submits = generation.job.submits
+        self._submits = generation.request.submits
         self._beside = beside
         self._waiting = [array("i") for _ in generation.choices]
         self._first = [True for _ in generation.choices]

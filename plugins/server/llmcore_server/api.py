@@ -1,17 +1,23 @@
-"""What the author of a dialect may use. No torch.
+"""The interface for the author of a dialect. No torch.
 
 A dialect's `make(front)` yields `Route`s. A resource reads its body with `front.read`, detaches with `front.detach`,
 submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
 """
 
 from llmcore.api.bridge import ModelFacts
+from llmcore.text.stream import FINISH_REASONS, Choice, Usage
 
 from llmcore_server.chat.blocks import Block, CallBlock, ReasoningBlock, TextBlock, blocks
-from llmcore_server.chat.conversation import Conversation, check_variables
-from llmcore_server.chat.tools import ToolChoice, check_begun, guided_calls, thought_of
+from llmcore_server.chat.conversation import (
+    Conversation,
+    ToolChoice,
+    check_begun,
+    check_variables,
+    guided_calls,
+    thought_of,
+)
 from llmcore_server.http import intake
 from llmcore_server.http.body import check
-from llmcore_server.http.choice import Choice
 from llmcore_server.http.errors import (
     EncodeError,
     ErrorAnswer,
@@ -21,10 +27,10 @@ from llmcore_server.http.errors import (
     refusal,
     retry_headers,
 )
-from llmcore_server.http.fill_in_the_middle import filled
 from llmcore_server.http.front import Front, Route
-from llmcore_server.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
+from llmcore_server.http.generation import Generation, Request, Writer
 from llmcore_server.http.guided import Asked, TypedGrammar, fitting, guided, typed
+from llmcore_server.http.intake import filled
 from llmcore_server.http.logprobs import (
     BEAM_SEARCH,
     WHOLE_ANSWER,
@@ -32,12 +38,15 @@ from llmcore_server.http.logprobs import (
     LogprobsLimit,
     Place,
     Places,
+    Released,
+    TokenNames,
+    UnshownTokens,
     clamped,
+    released_by_token,
     room_for_logprobs,
 )
 from llmcore_server.http.pieces import Listed, listed, pieces
 from llmcore_server.http.reply import Reply
-from llmcore_server.http.shown_tokens import Released, TokenNames, UnshownTokens, released_by_token
 from llmcore_server.messages import State
 
 __all__ = [
@@ -55,7 +64,6 @@ __all__ = [
     "ErrorMembers",
     "Front",
     "Generation",
-    "Job",
     "Listed",
     "LogprobsLimit",
     "ModelFacts",
@@ -64,6 +72,7 @@ __all__ = [
     "ReasoningBlock",
     "Released",
     "Reply",
+    "Request",
     "Route",
     "State",
     "TextBlock",

@@ -14,26 +14,17 @@ from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, Stopped, 
 from llmcore.config.process import die_with_parent, shortage_of
 
 from llmcore_server.logs import log_to_stderr
-from llmcore_server.messages import (
-    AdminLaunch,
-    EngineLaunch,
-    LastWords,
-    Launch,
-    TlsLaunch,
-    WorkerLaunch,
-    decode_launch,
-    encode,
-)
+from llmcore_server.messages import LastWords, Launch, decode_launch, encode
 from llmcore_server.settings import Logging
 
-L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
+L = TypeVar("L", bound=Launch)
 
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""What service managers, and terminals, send to every process of a server at once to end it. Only the supervisor heeds
-them: it lets open requests finish, for which it needs all its children."""
+"""Service managers and terminals send these signals to every process of a server at once, to end it. Only the
+supervisor heeds them: it lets open requests finish, for which it needs all its children."""
 
 STOP = signal.SIGUSR2
-"""How the supervisor asks a child to end: nobody else sends it."""
+"""The supervisor asks a child to end with this signal, which no other process sends."""
 
 MAX_WORDS = 10_000
 """Characters of `LastWords.message`: a plugin's exception may hold megabytes."""
@@ -73,7 +64,7 @@ def _open_log(launch: Launch) -> TextIO:
 
 
 def raise_on_stop() -> None:
-    """Let STOP raise Stopped, until another handler takes its place: what was begun can be put away."""
+    """Let STOP raise Stopped, until another handler takes its place, so that the child can clean up."""
 
     def stop(number: int, frame: object) -> None:
         signal.signal(STOP, signal.SIG_IGN)

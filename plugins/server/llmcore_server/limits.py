@@ -1,4 +1,4 @@
-"""How many requests a server takes before it refuses more. No torch: the engine and the HTTP workers both ask."""
+"""The bounds on open requests, for the engine and the HTTP workers. No torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ WAITING_POOLS = 4
 """Default of `--max_waiting_tokens`, in KV pools."""
 
 NO_BOUND = 1 << 62
-"""What an option of 0 stands for."""
+"""The bound for an option of 0."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Most choices that wait, most tokens of theirs, most choices of one API key that wait or run; and `open`, most
-    choices that can wait or run in all."""
+    """The most choices that wait, the most tokens of theirs, and the most choices of one API key that wait or run.
+
+    `open`: the most choices that can wait or run in all.
+    """
 
     waiting: int
     tokens: int
@@ -28,11 +30,11 @@ class Bounds:
 
 
 UNBOUNDED = Bounds(NO_BOUND, NO_BOUND, NO_BOUND, NO_BOUND)
-"""A server that refuses nobody."""
+"""The bounds of a server that refuses no requests."""
 
 
 def bounds(config: Config, *, max_running: int, kv_tokens: int) -> Bounds:
-    """What the options say, for an engine that runs so many choices in so many KV slots."""
+    """The bounds by the options, for an engine that runs `max_running` choices in `kv_tokens` KV slots."""
     asked = config.section(Admission)
     waiting = _bound(asked.max_waiting_requests, max_running)
     total = max_running + waiting
@@ -50,7 +52,7 @@ def _bound(asked: int | None, default: int) -> int:
 
 
 def too_many(retry_after: int) -> RequestError:
-    """The queue is full."""
+    """The error for a full queue."""
     return RequestError(
         f"Too many requests wait already; send this one again in {retry_after} s.",
         code="queue_full",
@@ -60,7 +62,7 @@ def too_many(retry_after: int) -> RequestError:
 
 
 def too_many_of_key(most: int, retry_after: int) -> RequestError:
-    """A key has its share."""
+    """The error for an API key that has its share."""
     return RequestError(
         f"This API key has as many requests open as it may have ({most}); send this one again when one has ended.",
         code="rate_limit_exceeded",

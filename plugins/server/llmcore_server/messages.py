@@ -1,13 +1,13 @@
-"""What the processes of one server say to each other: msgpack structs over ZMQ PUSH and PULL, and nothing else.
+"""The messages between the processes of one server: msgpack structs over ZMQ PUSH and PULL, and nothing else.
 
-Three mailboxes, each a PULL socket that its owner binds:
+The mailboxes, each a PULL socket that its owner binds:
 
-- the engine's: `ToEngine` from every worker and from the supervisor,
+- each engine's: `ToEngine` from every worker and from the supervisor,
 - each worker's: `ToWorker` from the engine (one `StepEvents` per step) and from the supervisor,
 - the supervisor's (`control`): `ToSupervisor` from every child.
 
 A child is started with the number of an inherited descriptor as its only argument and reads its launch struct from
-there (`llmcore_server.child`). A message that is no valid struct is dropped and counted; none is ever executed.
+there (`llmcore_server.child`). A message that is not a valid struct is dropped and counted; none is ever executed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 import zmq
 from llmcore import __version__
 from llmcore.api.bridge import Abort, FinishChoice, Load, ModelFacts, StepEvents, Submit
+from llmcore.api.counters import TALLIES, Counted, ServerFigures
 from llmcore.api.errors import ConfigError
 from llmcore.api.protocols import RequestRecord
 from llmcore.config import Config
@@ -28,7 +29,7 @@ from llmcore.config import Config
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25
-"""How often a worker sends `Heartbeat` to the engine and `Alive` to the supervisor."""
+"""Seconds between a worker's `Heartbeat`s to the engine and `Alive`s to the supervisor."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """A larger message closes its connection."""
@@ -37,80 +38,59 @@ SUPERVISOR = -1
 """`ToEngine.sender` of the supervisor; workers have numbers from 0, never used twice."""
 
 
-class Addresses(msgspec.Struct, frozen=True):
-    """Where the two shared mailboxes are bound (ZMQ endpoints)."""
-
-    engine: str
-    control: str
-
-
 # --- launch structs: what a child reads from its descriptor ----------------------------------------------------------
 
 
-class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.engine.process FD` needs.
-
-    `parent`: pid. `log`: file for tracebacks and stacks. `report_seconds`: how often it sends `Snapshot`.
-    """
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that every child needs. Endpoints are ZMQ's."""
 
     name: str
     parent: int
+    """The supervisor's process id."""
     log: str
-    addresses: Addresses
+    """The file for tracebacks and stacks."""
+    control: str
+    """The endpoint of the supervisor's mailbox."""
     config: Config
+    mailbox: str = ""
+    """The endpoint that the child binds; "" for a child without a mailbox."""
+
+
+class EngineLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.engine.process FD`."""
+
     report_seconds: float
+    """Seconds between two `Snapshot`s."""
 
 
-class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.http.worker FD` needs.
+class WorkerLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.http.worker FD`."""
 
-    `mailbox`: the endpoint this worker binds. `listen_fd`: the shared listening socket, inherited.
-    `tokenizer_dir`: where the tokenizer is loaded from (model_dir, or the directory of its conversion).
-    """
-
-    name: str
-    parent: int
-    log: str
-    addresses: Addresses
-    config: Config
     worker: int
-    mailbox: str
+    """Its number."""
+    engines: tuple[str, ...]
+    """The endpoints of the engines' mailboxes."""
     listen_fd: int
+    """The listening socket, which all workers inherit."""
     tokenizer_dir: str
+    """The directory of the tokenizer: model_dir, or that of its conversion."""
     facts: ModelFacts
 
 
-class TlsLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.http.tls FD` needs.
+class TlsLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.http.tls FD`."""
 
-    `listen_fd`: the listening socket, inherited. `workers`: path of the Unix socket that workers listen on.
-    """
-
-    name: str
-    parent: int
-    log: str
-    addresses: Addresses
-    config: Config
     listen_fd: int
+    """The listening socket, inherited."""
     workers: str
+    """The path of the Unix socket that the workers listen on."""
 
 
-class AdminLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.http.admin.process FD` needs.
+class AdminLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.http.admin.process FD`. Its mailbox takes `server_status.Overview`."""
 
-    `mailbox`: the endpoint it binds, for `server_status.Overview`. `listen_fd`: its listening socket, inherited.
-    """
-
-    name: str
-    parent: int
-    log: str
-    addresses: Addresses
-    config: Config
-    mailbox: str
     listen_fd: int
-
-
-Launch = EngineLaunch | WorkerLaunch | TlsLaunch | AdminLaunch
+    """Its listening socket, inherited."""
 
 
 # --- to the engine ---------------------------------------------------------------------------------------------------
@@ -202,7 +182,7 @@ class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
 
 
 class Intake(msgspec.Struct, frozen=True, tag="intake"):
-    """From the engine, when it changes: whether it has no room for another request, and then in how many seconds one
+    """From the engine, at every change: `full` if it has no room for another request, and the seconds after which one
     is worth another try."""
 
     full: bool
@@ -226,7 +206,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """The threads of a worker, or of the end of TLS, get on with their work; every HEARTBEAT_SECONDS once it is ready.
+    """The threads of a worker, or of the end of TLS, make progress; every HEARTBEAT_SECONDS once it is ready.
 
     One that is silent for `--watchdog_timeout` is killed and replaced.
     """
@@ -235,8 +215,8 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 class LastWords(msgspec.Struct, frozen=True):
     """Why a child cannot start or go on: the one line that people read. Its traceback is in its log file.
 
-    They are no message: they stand behind the launch struct, on the descriptor that has it, so that they are there
-    when the child has ended.
+    They are not a message. They stand behind the launch struct, on its descriptor, so they are there after the child's
+    end.
 
     `usage`: the text is an LlmcoreError's and names the fix; the operator's settings are at fault.
     """
@@ -246,7 +226,7 @@ class LastWords(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far a start-up has come: `done` of `total` units of `stage` (bytes of "weights", say)."""
+    """The progress of a start-up: `done` of `total` units of `stage` (bytes of "weights", say)."""
 
     stage: str
     done: int
@@ -285,6 +265,31 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
     body: EngineReady | WorkerReady | Alive | Progress | Snapshot | Finished | Tallied | Probe
 
 
+class Tally:
+    """The totals of this process for the supervisor, which hears of them when they have changed."""
+
+    def __init__(self) -> None:
+        self._told = ServerFigures()
+
+    def news(self) -> Tallied | None:
+        """The totals, or None if they are those of the last call."""
+        figures = TALLIES.figures()
+        if figures == self._told:
+            return None
+        self._told = figures
+        return Tallied(rows(figures), figures.gaps, figures.gap_seconds)
+
+
+def rows(figures: ServerFigures) -> tuple[tuple[str, tuple[str, ...], int], ...]:
+    """The counts of `figures` as they travel."""
+    return tuple((name, labels, total) for (name, labels), total in figures.counts.items())
+
+
+def counts(rows: tuple[tuple[str, tuple[str, ...], int], ...]) -> dict[Counted, int]:
+    """The counts that `rows` has made."""
+    return {(name, labels): total for name, labels, total in rows}
+
+
 # --- mailboxes -------------------------------------------------------------------------------------------------------
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -292,7 +297,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _IPC = "ipc://"
 
 M = TypeVar("M")
-L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
+L = TypeVar("L", bound=Launch)
 
 
 def encode(message: object) -> bytes:
@@ -343,11 +348,11 @@ class Mailbox(Generic[M]):
         return self._socket
 
     def wait(self, seconds: float) -> bool:
-        """Whether a message is there, after waiting for one up to `seconds`."""
+        """Wait up to `seconds` for a message. Returns True if there is one."""
         return bool(self._socket.poll(int(seconds * 1000)))
 
     def drain(self, most: int = 1000) -> list[M]:
-        """What has arrived, in order, at most `most` messages; never waits."""
+        """The messages that have arrived, in order, at most `most`. It never waits."""
         messages: list[M] = []
         while len(messages) < most:
             try:

@@ -39,7 +39,7 @@ def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
 
 @contextmanager
 def notices(settings: Logging) -> Iterator[Notices]:
-    """What is said of a start: to people, or, where no terminal is and the log is JSON, in one line of it."""
+    """The notices of a start: for people, or in one line of a JSON log if there is no terminal."""
     stages = Stages()
     as_json = settings.log_format == "json" and not stages.console.is_terminal
 

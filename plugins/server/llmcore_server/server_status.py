@@ -1,12 +1,19 @@
-"""What the supervisor tells the admin listener: how the whole server is."""
+"""The status of the whole server: the supervisor's message to the admin listener, and the answer of `/server_info`."""
 
 from __future__ import annotations
 
+import platform
+from typing import Any
+
 import msgspec
+import orjson
+from llmcore import __version__
 from llmcore.api.bridge import Load, ModelFacts
-from llmcore.api.counters import Counted, ServerFigures
+from llmcore.config import Config, options_of, plugin_settings, shown_settings
+from llmcore.config.setting import HIDDEN
 
 from llmcore_server.messages import ServerFacts
+from llmcore_server.settings import SECTIONS, Access
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +38,41 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[tuple[str, tuple[str, ...], int], ...]
 
 
-def rows(figures: ServerFigures) -> tuple[tuple[str, tuple[str, ...], int], ...]:
-    """Its counts as they travel."""
-    return tuple((name, labels, total) for (name, labels), total in figures.counts.items())
+def server_info(
+    config: Config, server: ServerFacts | None, facts: ModelFacts | None, load: Load | None, reason: str
+) -> bytes:
+    """The body of the answer, as JSON. The engine's part is null until it is ready, and the server's until the
+    supervisor has told of it. `reason`: why no requests are taken, "" while they are."""
+    names = model_names(config)
+    answer = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "url": None if server is None else server.url,
+        "ready": not reason,
+        "reason": reason,
+        "started": None if server is None else server.started,
+        "uptime_seconds": None if server is None else server.uptime,
+        "model": None if facts is None else {"name": names[0], "aliases": names[1:], **_facts(facts)},
+        "summary": {} if facts is None else dict(facts.report),
+        "load": None if load is None else load.figures(),
+        "processes": [] if server is None else msgspec.to_builtins(server.processes),
+        "plugins": [{"name": one.name, "dist": one.dist, "version": one.version} for one in config.discovered],
+        "settings": _settings(config),
+    }
+    return orjson.dumps(answer, default=list)
 
 
-def counts(rows: tuple[tuple[str, tuple[str, ...], int], ...]) -> dict[Counted, int]:
-    """The other way."""
-    return {(name, labels): total for name, labels, total in rows}
+def _settings(config: Config) -> dict[str, Any]:
+    """Clients see them, so the path of the private key is hidden."""
+    shown = shown_settings(config, plugin_settings(spec for section in SECTIONS for spec in options_of(section)))
+    return shown | {"ssl_keyfile": HIDDEN if config.section(Access).ssl_keyfile else None}
+
+
+def model_names(config: Config) -> tuple[str, ...]:
+    """Every `--model_name`, else the name of the model's directory or file."""
+    return config.model.model_name or (config.model.path.name,)
+
+
+def _facts(facts: ModelFacts) -> dict[str, Any]:
+    built: dict[str, Any] = msgspec.to_builtins(facts)
+    return {name: value for name, value in built.items() if name != "report"}

@@ -13,7 +13,7 @@ from llmcore.api.text import TextRules
 from llmcore_server.api import (
     Front,
     Generation,
-    Job,
+    Request,
     Route,
     fitting,
     intake,
@@ -71,8 +71,8 @@ class Generate:
         )
         guide = None if given.grammar is None else typed("parameters.grammar", given.grammar).processor(front)
         submits = fitting([submit], guide)
-        job = Job(submits=submits, rules=rules, dialect="tgi", request_id=front.request_id(req), stream=stream)
-        generation = Generation(front, front.detach(req, resp), job)
+        request = Request(submits=submits, rules=rules, dialect="tgi", request_id=front.request_id(req), stream=stream)
+        generation = Generation(front, front.detach(req, resp), request)
         generation.start(StreamWriter(generation, shape) if stream else WholeWriter(generation, shape))
 
 

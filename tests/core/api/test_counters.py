@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, Tallies
-from llmcore_server.server_status import counts, rows
+from llmcore_server.messages import counts, rows
 
 
 def test_counts_and_gaps_are_totals() -> None:

@@ -44,6 +44,19 @@ def test_to_the_end_of_the_context(make_llm: MakeLLM) -> None:
     assert (len(result.token_ids), result.finish_reason) == (30, "length")
 
 
+def test_a_chat_template_of_ones_own(make_llm: MakeLLM, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    llm = make_llm(chat_template=str(file))
+    answer = llm.chat([{"role": "user", "content": "hi"}], temperature=0.0, max_new_tokens=1)
+    assert answer.prompt_ids == tuple(llm.tokenizer.encode("hi!", add_special_tokens=False))
+    file.write_text("{{ messages[0].no.such }}")
+    with pytest.raises(
+        ConfigError, match=r"^--chat_template: 'dict object' has no attribute 'no'; correct the template$"
+    ):
+        make_llm(chat_template=str(file))
+
+
 def test_chat_and_stream_chat(make_llm: MakeLLM) -> None:
     llm = make_llm()
     messages = [{"role": "user", "content": "hi"}]

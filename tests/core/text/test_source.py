@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llmcore.api.errors import ConfigError
@@ -10,7 +11,8 @@ from llmcore.builtin.tokenizers import register_tokenizers
 from llmcore.config import Model
 from llmcore.text import source
 from llmcore.text.slow import load_slow
-from llmcore.text.tokenizer import FastTokenizer
+from llmcore.text.templates import ChatTemplate
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools.tokenizer import write_tokenizer
 
 BUILTIN = list(register_tokenizers())
@@ -138,3 +140,11 @@ def test_without_the_package_slow_is_a_clear_error(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
     with pytest.raises(ConfigError, match=r"pip install 'llmcore-engine\[slow-tokenizer\]'"):
         load_slow(tmp_path)
+
+
+def test_another_template_for_a_tokenizer(tmp_path: Path) -> None:
+    inner = load_tokenizer(write_tokenizer(tmp_path))
+    outer: Any = source.Templated(inner, ChatTemplate({"default": "{{ messages[0].content }}!"}), ["<end>"])
+    assert (outer.chat([{"role": "user", "content": "Héllo"}]), outer.stop_words) == ("Héllo!", ["<end>"])
+    assert outer.encode("ab") == inner.encode("ab")
+    assert outer.vocab_size == inner.vocab_size

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from llmcore.api.errors import ConfigError, RequestError
-from llmcore.text import render_budget, templates
+from llmcore.text import templates
 from llmcore.text.templates import ChatTemplate
 
 SMOLLM2 = (
@@ -124,29 +124,13 @@ def test_the_first_failure_is_told() -> None:
         render("{{ messages[0].content + messages[0].nothing.at_all }}", [CALLED])
 
 
-@pytest.mark.parametrize(
-    ("template", "sent", "why"),
-    [
-        ("{% for m in messages %}{{ messages | tojson }}{% endfor %}", ["x" * 1000] * 1000, "1,048,576 characters"),
-        ("{% for m in messages %}{% for n in messages[1:] %}{% endfor %}{% endfor %}", [""] * 20_000, "CPU time"),
-        (
-            "{% for m in messages %}{{ messages | selectattr('role', 'eq', 'x') | list }}{% endfor %}",
-            [""] * 9000,
-            "CPU",
-        ),
-    ],
-)
-def test_a_prompt_without_end_is_given_up(
-    template: str, sent: list[str], why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(render_budget, "CPU_SECONDS", 0.1)
+def test_a_prompt_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_CHARACTERS", 1 << 20)
-    rendered = ChatTemplate({"default": template}, {})
-    messages = [{"role": "user", "content": text} for text in sent]
-    with pytest.raises(RequestError, match="the model's chat template") as caught:
+    rendered = ChatTemplate({"default": "{% for m in messages %}{{ messages | tojson }}{% endfor %}"})
+    messages = [{"role": "user", "content": "x" * 1000}] * 50
+    with pytest.raises(RequestError, match=r"the model's chat template .* 1,048,576 characters") as caught:
         rendered.render(messages)
-    assert caught.value.param == "messages"
-    assert why in caught.value.message
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
     assert len(rendered.render(messages[:3])) < 10_000
 
 
@@ -156,36 +140,13 @@ def test_a_prompt_without_end_is_given_up(
         "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
         "{% for a in b %}" * 30 + "{% endfor %}" * 30,
         "{{ " + "9" * 10_000 + " }}",
-        "{% autoescape true %}{% endautoescape %}",
-        "{% macro m() %}{% block b %}{% endblock %}{% endmacro %}",
         "{{ 1 | no_such_filter }}",
     ],
 )
 def test_no_text_is_a_traceback(source: str) -> None:
     with pytest.raises(ConfigError, match="chat template cannot be compiled") as caught:
-        ChatTemplate({"default": source}, {})
+        render(source)
     assert len(str(caught.value)) < 1500
-
-
-LONG = [
-    # What outlives its turn of a loop is in a namespace; what it replaces there is gone.
-    "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s + m.content %}{% endfor %}{{ ns.s }}",
-    "{% set ns = namespace(s=[]) %}{% for m in messages %}{% set ns.s = ns.s + [m] %}{% endfor %}{{ ns.s | length }}",
-    "{% for m in messages %}{{ m.content | upper | trim | replace('A', 'b') }}{{ m | tojson }}{% endfor %}",
-    "{% macro m(x) %}{{ x.content | upper }}{% endmacro %}{% for x in messages %}{{ m(x) | lower }}{% endfor %}",
-    "{% for m in messages %}{% set a = m.content.split('a') %}{{ a | join('b') | indent(2) }}{% endfor %}",
-    "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all }}",
-]
-
-
-@pytest.mark.parametrize("source", LONG)
-def test_a_long_conversation_stays_far_below_the_limits(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four megabytes of text come in, and gigabytes are made on the way."""
-    monkeypatch.setattr(render_budget, "CPU_SECONDS", 60.0)
-    monkeypatch.setattr(render_budget, "MEMORY_BYTES", 1 << 20)
-    monkeypatch.setattr(render_budget, "PER_INPUT_BYTE", 6)
-    messages = [{"role": "user", "content": f"{i} banana Köln " * 60} for i in range(4000)]
-    assert render(source, messages)
 
 
 EXPRESSIONS = [
@@ -248,6 +209,67 @@ STATEMENTS = [
     "{% raw %}{{ x }}{% endraw %}{# no #}{%- if d.a -%} y {%- elif l -%} z {%- endif -%}",
     "{{ d['missing'] }}{{ d.missing }}|{{ none }}|{{ true }}|{{ 1.0 }}|{{ l }}|{{ d }}|{{ () }}",
 ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ '{0.__class__}'.format(1) + 1 }}",
+        "{{ ('' | attr('__class' ~ '__')).__name__ + 1 }}",
+        "{{ dict.update(messages[0], content='x') }}",
+        "{{ messages.clear() }}",
+        "{{ messages[0].update(content='x') }}",
+        "{{ raise_exception.__globals__['json'].loads }}",
+        "{{ lipsum.__globals__['os'].system }}",
+        "{{ cycler.__init__.__globals__ }}",
+    ],
+)
+def test_a_template_reaches_neither_pythons_insides_nor_its_callers_messages(source: str) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    with pytest.raises(RequestError, match="cannot render"):
+        render(source, messages)
+    assert messages == [{"role": "user", "content": "Hello"}]
+
+
+def test_the_variables_that_templates_read() -> None:
+    template = ChatTemplate(
+        {"default": "{{ frame.user }}{{ enable_thinking }}", "tool_use": "{% set x = 1 %}{{ x }}{{ tools }}"},
+        constants={"frame": {}},
+    )
+    assert template.variables == {"enable_thinking", "tools"}
+
+
+GOOD = ["{{ messages[0].content }}", "{{ raise_exception('no users here') }}"]
+HOSTILE = [
+    ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+    ("{{ messages.__class__.__init__.__globals__ }}", "unsafe"),
+    ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
+    ("{{ 'x' * 2 * 10**6 }}", "2,000,000 characters"),
+]
+
+
+@pytest.mark.parametrize("source", [*GOOD, "{{ messages[0].no.such.thing }}"])
+def test_a_models_template_that_may_work_for_others_passes_its_check(source: str) -> None:
+    ChatTemplate({"default": source}).check()
+
+
+@pytest.mark.parametrize(("source", "why"), [*HOSTILE, ("{% if %}", "cannot be compiled")])
+def test_a_models_template_that_cannot_be_served(source: str, why: str) -> None:
+    for name in ("default", "tool_use"):
+        with pytest.raises(ConfigError, match=f"^the model's chat template .*{why}.* chat_template"):
+            ChatTemplate({"default": "x", name: source}).check()
+
+
+@pytest.mark.parametrize(("source", "why"), [*HOSTILE, ("{{ messages[0].x.y }}", "no attribute"), ("{% if %}", "")])
+def test_an_operators_template_that_cannot_be_served(source: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--chat_template.*{why}.*; correct "):
+        ChatTemplate({"default": source}, origin="--chat_template").check()
+
+
+@pytest.mark.parametrize("source", GOOD)
+def test_an_operators_template_that_renders_or_refuses(source: str) -> None:
+    ChatTemplate({"default": source}, origin="--chat_template").check()
 
 
 @pytest.mark.parametrize("source", [*("{{ " + text + " }}" for text in EXPRESSIONS), *STATEMENTS])

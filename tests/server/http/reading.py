@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from llmcore_server.http.bodies import Bounds, Pool
-from llmcore_server.http.strict import RequestReader
+from llmcore_server.http.strict import Bounds, Pool, RequestReader
 
 SMALL = Bounds(head=2000, fields=20, body=1000, chunk_line=100, trailer=200)
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -12,8 +12,8 @@ from typing import Any
 import falcon
 from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets as raw
+from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.app import RequestIds
-from llmcore_server.http.entry import ANYBODY, Entry
 from llmcore_server.http.errors import EncodeError, openai_error
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.streaming import HttpServer, Limits, detach

@@ -16,8 +16,7 @@ from llmcore.config import Config, make_config
 from llmcore_devtools.dialect import FakeTransport
 from llmcore_server.http.access import SameOrigin, admin_guard, is_local_name
 from llmcore_server.http.admin import board as board_module
-from llmcore_server.http.admin.board import Board
-from llmcore_server.http.admin.history import KEPT, WINDOW, History, quantile
+from llmcore_server.http.admin.board import KEPT, WINDOW, Board, History, quantile
 from llmcore_server.http.reply import Reply
 from llmcore_server.messages import ServerFacts
 from llmcore_server.plugin import register_options

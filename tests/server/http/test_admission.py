@@ -21,11 +21,10 @@ from llmcore_server.http import deadlines as module
 from llmcore_server.http.access import Door
 from llmcore_server.http.admission import Doorman, Gate
 from llmcore_server.http.app import build_app
-from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.deadlines import NO_KEY, Deadlines, Terms
 from llmcore_server.http.front import Route
-from llmcore_server.http.generation import Generation, Job
+from llmcore_server.http.generation import Generation, Request
 from llmcore_server.http.reply import Reply
-from llmcore_server.http.terms import NO_KEY, Terms
 from llmcore_server.limits import NO_BOUND, Bounds
 from llmcore_server.messages import Intake
 from llmcore_server.settings import Access, Admission
@@ -273,8 +272,8 @@ class Run:
         reply = Reply(FakeTransport(falcon.Response()))
         reply.terms = self.terms
         submit = Submit(id=self.front.next_id(), prompt=Prompt.of([0] * 2), max_new_tokens=9, n=n)
-        job = Job(submits=[submit], rules=TextRules(), dialect="x", request_id="r")
-        Generation(self.front, reply, job).start(self.writer)
+        request = Request(submits=[submit], rules=TextRules(), dialect="x", request_id="r")
+        Generation(self.front, reply, request).start(self.writer)
 
     def expire_after(self, seconds: float) -> list[str | None]:
         """As if so much time went by, and nothing else did."""

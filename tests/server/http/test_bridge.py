@@ -13,7 +13,6 @@ from llmcore.api.errors import RequestError
 from llmcore.config import Config
 from llmcore_server.http.bridge import WireBridge, merge
 from llmcore_server.messages import (
-    Addresses,
     EngineGone,
     Heartbeat,
     Hello,
@@ -46,18 +45,21 @@ RUNNING, STOP = Finish.RUNNING, Finish.STOP
 
 
 class Engine:
-    """The test plays the engine and the supervisor."""
+    """The test plays the engines and the supervisor. Most methods are of the first engine."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, count: int = 1) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        addresses = Addresses(f"ipc://{directory}/engine", f"ipc://{directory}/control")
-        self.inbox: Mailbox[ToEngine] = Mailbox(self.context, addresses.engine, ToEngine)
-        self.control: Mailbox[ToSupervisor] = Mailbox(self.context, addresses.control, ToSupervisor)
+        engines = [f"ipc://{directory}/engine-{i}" for i in range(count)]
+        control = f"ipc://{directory}/control"
+        self.inboxes: list[Mailbox[ToEngine]] = [Mailbox(self.context, engine, ToEngine) for engine in engines]
+        self.inbox = self.inboxes[0]
+        self.control: Mailbox[ToSupervisor] = Mailbox(self.context, control, ToSupervisor)
         launch = WorkerLaunch(
             name="worker-4",
             parent=1,
             log="",
-            addresses=addresses,
+            control=control,
+            engines=tuple(engines),
             config=Config(),
             worker=4,
             mailbox=f"ipc://{directory}/worker-4",
@@ -84,15 +86,16 @@ class Engine:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    engine = Engine(tmp_path)
+def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(tmp_path, getattr(request, "param", 1))
     engine.hub.start()
     assert isinstance(engine.next(), Hello)
     yield engine
     engine.bridge.stop()
     engine.hub.join(PATIENCE)
     engine.outlet.close(0)
-    engine.inbox.close()
+    for inbox in engine.inboxes:
+        inbox.close()
     engine.control.close()
     engine.context.term()
 
@@ -267,3 +270,28 @@ def test_merged_logprobs_stay_beside_their_tokens() -> None:
     second = events((1, 0, [6], RUNNING), logprobs=[-0.5])
     ((_, event),) = merge([first, second])
     assert len(event.logprobs) == len(event.tokens) == 2
+
+
+@pytest.mark.parametrize("engine", [2], indirect=True)
+def test_the_requests_of_a_worker_go_to_the_engines_in_turn(engine: Engine) -> None:
+    def bodies(inbox: Mailbox[ToEngine]) -> list[object]:
+        return [message.body for message in inbox.drain() if not isinstance(message.body, Hello | Heartbeat)]
+
+    got: dict[int, object] = {}
+    sink = got.__setitem__
+    for number in (1, 2, 3, 4):
+        engine.bridge.submit(submit(number), lambda event, number=number: sink(number, event))  # type: ignore[misc]
+    engine.bridge.abort(3)
+    engine.bridge.finish(2, 0, 1)
+    seen: list[list[object]] = [[], []]
+    until(
+        lambda: [seen[i].extend(bodies(inbox)) for i, inbox in enumerate(engine.inboxes)] and sum(map(len, seen)) == 6
+    )
+    assert seen[1] == [submit(1), submit(3), Abort(3)]
+    assert seen[0] == [submit(2), submit(4), FinishChoice(2, 0, 1)]
+    engine.outlet.send(events((1, 0, [5], STOP), (4, 0, [6], STOP)))
+    until(lambda: set(got) == {1, 4})
+    engine.outlet.send(EngineGone("one has stopped"))
+    until(lambda: engine.bridge.gate.closed)
+    with pytest.raises(RequestError, match="engine has stopped"):
+        engine.bridge.submit(submit(5), lambda event: None)

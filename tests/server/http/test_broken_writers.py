@@ -16,13 +16,12 @@ from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import sockets as raw
 from llmcore_devtools.dialect import FakeBridge, FakeTransport, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore_server.http.bodies import Bounds
-from llmcore_server.http.entry import ANYBODY, Entry
+from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.errors import EncodeError, openai_error
-from llmcore_server.http.generation import Generation, Job
+from llmcore_server.http.generation import Generation, Request
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.streaming.server import HttpServer
-from llmcore_server.http.strict import Head
+from llmcore_server.http.strict import Bounds, Head
 from served import last_word, serving
 
 
@@ -69,9 +68,9 @@ def test_the_client_hears_of_it(
     reply = Reply(transport)
     reply.attach()
     submit = Submit(id=front.next_id(), prompt=Prompt.of([0] * 2), max_new_tokens=3)
-    job = Job(submits=[submit], rules=TextRules(), dialect="x", request_id="r-17")
+    request = Request(submits=[submit], rules=TextRules(), dialect="x", request_id="r-17")
     with caplog.at_level(logging.ERROR):
-        Generation(front, reply, job).start(Writer(reply, broken, stream=stream))
+        Generation(front, reply, request).start(Writer(reply, broken, stream=stream))
         for _ in range(4):
             bridge.step()
     assert transport.ended

@@ -17,11 +17,10 @@ import pytest
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets as raw
-from llmcore_server.http.access import HostNames, SameOrigin
+from llmcore_server.http.access import HostNames, SameOrigin, network
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.app import build_app
 from llmcore_server.http.front import Route
-from llmcore_server.http.peer import network
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.streaming import HttpServer, Limits, detach
 from llmcore_server.limits import Bounds

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.text.stream import Choice
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import sockets as raw
 from llmcore_devtools.dialect import FakeBridge, fake_front
@@ -19,7 +20,6 @@ from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_lightllm.routes import routes as lightllm
 from llmcore_openai.routes import routes as openai
 from llmcore_server.http.app import build_app
-from llmcore_server.http.choice import Choice
 from llmcore_server.http.front import Front
 from llmcore_server.http.generation import Generation
 from llmcore_server.http.reply import Reply

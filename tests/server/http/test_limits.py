@@ -12,8 +12,8 @@ from contextlib import ExitStack
 import pytest
 from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets as raw
-from llmcore_server.http.bodies import Bounds
 from llmcore_server.http.streaming.limits import BodyPace, Limits
+from llmcore_server.http.strict import Bounds
 from served import PATIENCE, POST, encoder, serving, until
 
 CHUNKED = b"POST /detached HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -11,8 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 from llmcore_devtools import sockets as raw
-from llmcore_server.http.send_batch import SendBatch
-from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop
+from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop, SendBatch
 from served import POST, Served, until
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 from llmcore_devtools import sockets as raw
-from llmcore_server.http.bodies import Bounds
+from llmcore_server.http.strict import Bounds
 from served import encoder, last_word, serving
 
 CHUNKS = b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets as raw
-from llmcore_server.http.send_batch import MOST, SendBatch
 from llmcore_server.http.streaming.channel import StreamChannel
+from llmcore_server.http.streaming.loop import MOST, SendBatch
 from served import PATIENCE, POST, Served, last_word, serving, until
 
 

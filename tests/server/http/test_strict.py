@@ -8,9 +8,8 @@ import time
 import pytest
 from llmcore.api.errors import RequestError
 from llmcore_server.http import strict
-from llmcore_server.http.bodies import Bounds, Pool
-from llmcore_server.http.entry import Entry
-from llmcore_server.http.strict import RequestReader
+from llmcore_server.http.access import Entry
+from llmcore_server.http.strict import Bounds, Pool, RequestReader
 from reading import CHUNKED, SMALL, head, read, refused
 
 # --- what is read ----------------------------------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from llmcore_server.http.bodies import Pool
-from llmcore_server.http.strict import RequestReader
+from llmcore_server.http.strict import Pool, RequestReader
 from reading import SMALL, head, read, refused
 
 

@@ -10,10 +10,10 @@ import waitress.channel
 import waitress.server
 import waitress.task
 from llmcore_server.http import streaming
-from llmcore_server.http.bodies import Pool
 from llmcore_server.http.errors import openai_error
 from llmcore_server.http.streaming import Limits
 from llmcore_server.http.streaming.tasks import StreamRequest
+from llmcore_server.http.strict import Pool
 
 
 def test_the_internals_that_are_used_are_as_they_were() -> None:

@@ -35,7 +35,7 @@ if {worker!r} in sys.orig_argv or {admin!r} in sys.orig_argv:
     breakable(HttpServer, "_turn", "loop")
 if {worker!r} in sys.orig_argv:
     from llmcore_server.http.bridge import WireBridge
-    breakable(WireBridge, "_tally", "hub")
+    breakable(WireBridge, "_tell_totals", "hub")
 if {admin!r} in sys.orig_argv:
     from llmcore_server.http.admin.board import Board
     breakable(Board, "tick", "hub")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from llmcore.config import Config
 from llmcore_server.child import MAX_WORDS
-from llmcore_server.messages import Addresses, EngineLaunch, LastWords
+from llmcore_server.messages import EngineLaunch, LastWords
 from llmcore_server.supervisor.child import Child
 
 ENDS = """
@@ -35,7 +35,7 @@ def ended(folder: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> Iterator
         name="engine-0",
         parent=os.getpid(),
         log=str(folder / "log"),
-        addresses=Addresses("ipc:///nowhere", "ipc:///nowhere"),
+        control="ipc:///nowhere",
         config=Config(),
         report_seconds=1.0,
     )

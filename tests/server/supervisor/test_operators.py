@@ -27,8 +27,8 @@ from llmcore_devtools.server import FAKE_ENGINE, RunningServer, ServerFailed, se
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.certificate import server_context
 from llmcore_server.settings import Access, Push
-from llmcore_server.supervisor.backoff import BackOff
-from llmcore_server.supervisor.push import Pusher
+from llmcore_server.supervisor.figures import Pusher
+from llmcore_server.supervisor.restart import BackOff
 
 ECHO = str(Path(__file__).parent / "echo.py")
 TLS = Path(__file__).parents[2] / "data" / "tls"

@@ -14,7 +14,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.protocols import MetricSink
 from llmcore.registry.registry import Registry
 from llmcore_server.messages import Snapshot
-from llmcore_server.supervisor import listener
+from llmcore_server.supervisor import entrance
 from llmcore_server.supervisor.figures import Sinks, ThroughputLog
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.watchdog import LOADING_SECONDS, START_SECONDS, Clock, Silence, Watchdog
@@ -97,28 +97,28 @@ def test_time_that_the_supervisor_did_not_look_hardly_counts(monkeypatch: pytest
 
 class TestListener:
     def test_clients_are_refused_until_it_listens(self) -> None:
-        with listener.bind("127.0.0.1", 0) as bound:
+        with entrance.bind("127.0.0.1", 0) as bound:
             address = bound.getsockname()
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(address)
-            listener.listen(bound)
+            entrance.listen(bound)
             socket.create_connection(address).close()
 
     def test_a_port_that_another_took_meanwhile(self) -> None:
-        with listener.bind("127.0.0.1", 0) as first, listener.bind("127.0.0.1", first.getsockname()[1]) as second:
-            listener.listen(first)
+        with entrance.bind("127.0.0.1", 0) as first, entrance.bind("127.0.0.1", first.getsockname()[1]) as second:
+            entrance.listen(first)
             with pytest.raises(ConfigError, match="in use"):
-                listener.listen(second)
+                entrance.listen(second)
 
     @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
     def test_an_address_that_is_not_ours_names_the_option(self, host: str) -> None:
         with pytest.raises(ConfigError, match=r"--host|0\.0\.0\.0"):
-            listener.bind(host, 0)
+            entrance.bind(host, 0)
 
     @pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "http://127.0.0.1:"), ("127.0.0.1", "http://127.0.0.1:")])
     def test_its_url_can_be_opened_from_this_machine(self, host: str, shown: str) -> None:
-        with listener.bind(host, 0) as bound:
-            assert listener.url(bound) == f"{shown}{bound.getsockname()[1]}"
+        with entrance.bind(host, 0) as bound:
+            assert entrance.listener_url(bound) == f"{shown}{bound.getsockname()[1]}"
 
 
 class TestRunDirectory:

@@ -250,7 +250,7 @@ def test_its_private_directory_goes_with_it(model: Path, zmq_mode: str, sockets_
         directory = run_directory(server)
         assert directory.parent == (Path("/tmp") if sockets_there else server.temporary)
         assert directory.stat().st_mode & 0o777 == 0o700
-        assert (directory / "engine").exists() == sockets_there
+        assert (directory / "engine-0").exists() == sockets_there
         assert sockets.call(server.port, "POST", "/echo", {"ids": [1]})[0] == 200
         assert server.stop() == 0
     assert not directory.exists()

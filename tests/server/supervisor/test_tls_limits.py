@@ -22,7 +22,7 @@ from llmcore_devtools import sockets
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http import tls
-from llmcore_server.http.peer import announced
+from llmcore_server.http.access import announced
 
 TLS = Path(__file__).parents[2] / "data" / "tls"
 

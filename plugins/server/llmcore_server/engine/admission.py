@@ -1,7 +1,7 @@
-"""The bound on requests that wait, where it can be exact: in the engine, which has them all.
+"""The exact bound on waiting requests. The engine has all requests, so it is the place to be exact.
 
-A request waits if there is no place, or no KV, for it in the next step. So while nobody was left over by the last
-step, what is free counts beside the bound: as many as can run may come at once. An empty queue takes any request.
+A request waits if the next step lacks a place or KV for it. If the last step left no request over, the free places and
+slots are added to the bound: as many requests as can run may come at once. An empty queue takes any request.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ RETRY_SECONDS = 60
 """Most that `Retry-After` says; the least is 1."""
 
 PACE_SECONDS = 30.0
-"""For how long the ends of requests count when it is estimated how fast the queue moves."""
+"""The estimate of the queue's pace counts the ends of requests in the last seconds, this number of them."""
 
 CALM_SECONDS = 5.0
-"""A queue that was empty for so long is a new one."""
+"""A queue that was empty for this time is a new one."""
 
 SLACK = 20
-"""Once full, workers hear that there is room again when one in so many of the waiting has left."""
+"""After the queue was full, workers hear of room again when one in this number of the waiting requests has left."""
 
 
 class Pace:
-    """How fast choices end while others wait for their places."""
+    """The rate at which choices end while others wait for their places."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._ends = 0.0
 
     def restart(self) -> None:
-        """Others wait from now on."""
+        """Begin again, because a new queue has formed."""
         self._since, self._ends = time.monotonic(), 0.0
 
     def ended(self, choices: int) -> None:
-        """So many."""
+        """Count the end of this number of choices."""
         self._ends += choices
 
     def seconds(self, choices: int) -> int:
-        """Until so many have ended, by what was seen so far; where that is nothing, one is about to end."""
+        """The estimated seconds until this number of choices has ended. Without any end so far it assumes one soon."""
         now = time.monotonic()
         if now - self._since > PACE_SECONDS:  # half of the past is forgotten
             self._since, self._ends = now - PACE_SECONDS / 2, self._ends / 2
@@ -68,7 +68,7 @@ class Admission:
         self._told = Intake(full=False, retry_after=1)
 
     def check(self, request: Submit) -> None:
-        """Raise RequestError (429) if it would be one too many."""
+        """Raise RequestError (429) if there is no room for the request."""
         bounds, n = self._bounds, request.choices
         open_now = self._clients[request.client] if request.client >= 0 else 0
         if open_now and open_now + n > bounds.per_key:
@@ -79,18 +79,18 @@ class Admission:
             raise too_many(self._retry)
 
     def began(self, request: Submit) -> None:
-        """It was taken."""
+        """Count a request that was taken."""
         if request.client >= 0:
             self._clients[request.client] += request.choices
 
     def ended(self, request: Submit) -> None:
-        """It ended, however."""
+        """Count the end of a request, whatever its reason."""
         self._pace.ended(request.choices)
         if request.client >= 0:
             self._clients[request.client] -= request.choices
 
     def stepped(self) -> None:
-        """A step was planned: who waits now found no room in it."""
+        """A step was planned. The requests that wait now found no room in it."""
         self._left_over = self._queue_stats().choices > 0
         if self._left_over:
             now = time.monotonic()
@@ -99,7 +99,7 @@ class Admission:
             self._crowded = now
 
     def news(self) -> Intake | None:
-        """What workers should hear, if that has changed."""
+        """The news for workers, or None if nothing has changed."""
         now = self._queue_stats()
         full = now.choices > 0 and not self._fits(now, 1, 1)
         if self._told.full and not full:
@@ -115,11 +115,11 @@ class Admission:
 
     @property
     def told(self) -> Intake:
-        """What workers have heard."""
+        """The newest message to workers."""
         return self._told
 
     def _fits(self, now: QueueStats, choices: int, tokens: int) -> bool:
-        """Whether so many more may wait."""
+        """True if this number of choices, with this number of prompt tokens, may wait too."""
         places, slots = (0, 0) if self._left_over else (now.places, now.slots)
         bounds = self._bounds
         return now.choices + choices <= bounds.waiting + places and now.tokens + tokens <= bounds.tokens + slots

@@ -12,7 +12,7 @@ from types import FrameType
 
 import zmq
 from llmcore.api.bridge import Abort, FinishChoice, Prompt, Submit
-from llmcore.api.counters import TALLIES, ServerFigures
+from llmcore.api.counters import TALLIES
 from llmcore.api.engine import DeviceLost, Engine, Events, build_engine, refusal
 from llmcore.api.errors import RequestError, Stopped
 from llmcore.registry.loader import build_registry
@@ -34,11 +34,11 @@ from llmcore_server.messages import (
     Shutdown,
     Snapshot,
     Tallied,
+    Tally,
     ToEngine,
     ToSupervisor,
     WorkerGone,
 )
-from llmcore_server.server_status import rows
 from llmcore_server.settings import Admission as AdmissionSettings
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ _STUCK_SECONDS = 0.001
 """Pause when there is work, but none that a step could do now."""
 
 _PROMPT = Prompt.of([0])
-"""Of a step that is asked for when nothing runs: one token, the first of every vocabulary."""
+"""The prompt of a step that is asked for when nothing runs: one token, the first of every vocabulary."""
 
 _LOOK_SECONDS = 0.05
-"""How often it is looked who waits for too long."""
+"""Seconds between two checks for requests that have waited too long."""
 
 
 class EngineProcess:
@@ -59,25 +59,25 @@ class EngineProcess:
     def __init__(self, launch: EngineLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._launch = launch
         self._stopping = False
-        self._control = Outlet(context, launch.addresses.control)
+        self._control = Outlet(context, launch.control)
         self._workers = Workers(context, lambda request: self._admission.ended(request))
         self._context = context
         self._probes = itertools.count()
         self._probing = False
-        self._tallied = ServerFigures()
+        self._tally = Tally()
 
     def run(self) -> None:
-        """Build, say so, and serve until told to end."""
+        """Build the engine, report that it is ready, and serve until told to end."""
         registry = build_registry(self._launch.config)
         with registry.lifetime(self._launch.config):
             engine = build_engine(self._launch.config, registry, self._progress)
-            # What the model is made of will never be garbage; looking at it again and again would cost.
+            # The model's objects live as long as the process; the garbage collector need not visit them.
             gc.collect()
             gc.freeze()
             facts = engine.facts
             limits = bounds(self._launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
             self._admission = Admission(limits, engine.queue_stats)
-            self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
+            self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.mailbox, ToEngine)
             signal.signal(child.STOP, self._stop)
             self._tell(EngineReady(engine.facts))
             self._serve(engine)
@@ -101,7 +101,7 @@ class EngineProcess:
             if patience and time.monotonic() >= look:
                 look = time.monotonic() + _LOOK_SECONDS
                 self._workers.post(engine.expire(patience))
-            self._tell_workers()  # of room that was left: the step may be long
+            self._tell_workers()  # of room, before a step that may be long
             steps = self._step(engine)
             self._admission.stepped()
             self._tell_workers()
@@ -112,7 +112,7 @@ class EngineProcess:
             if time.monotonic() >= due:
                 due = time.monotonic() + self._launch.report_seconds
                 self._tell(Snapshot(engine.load()))
-                self._tally()
+                self._tell_totals()
 
     def _step(self, engine: Engine) -> list[Events]:
         try:
@@ -149,21 +149,18 @@ class EngineProcess:
                 self._stopping = True
 
     def _probe(self, engine: Engine) -> None:
-        """Somebody asks whether a step can be done: do one, where no other is under way, and say so at once."""
+        """Answer the question whether a step can be done: do one, unless another is under way, and report at once."""
         if engine.idle:
             self._probing = True
             score = bool(engine.facts.scores)
-            # A salt of its own: whether it hits the prefix cache says nothing of anybody's prompts.
+            # Its own salt keeps it from any prefix that a client has cached.
             probe = Submit(id=next(self._probes), prompt=_PROMPT, max_new_tokens=1, score=score, salt=b"probe")
             engine.submit(probe, SUPERVISOR)
 
-    def _tally(self) -> None:
-        """What this process has counted, where that is news."""
+    def _tell_totals(self) -> None:
         TALLIES.set("dropped_messages", self._launch.name, total=self._inbox.dropped)
-        figures = TALLIES.figures()
-        if figures != self._tallied:
-            self._tallied = figures
-            self._tell(Tallied(rows(figures), figures.gaps, figures.gap_seconds))
+        if news := self._tally.news():
+            self._tell(news)
 
     def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
         """Give the engine the request of a worker, or tell the worker why it is refused."""
@@ -171,7 +168,7 @@ class EngineProcess:
             self._admission.check(request)
             engine.submit(request, owner)
         except RequestError as error:
-            self._tell_workers()  # of the queue that is full, before they hear that it was
+            self._tell_workers()  # that the queue is full, before one hears of the refusal
             self._workers.post({owner: refusal(request, error)})
         else:
             self._admission.began(request)

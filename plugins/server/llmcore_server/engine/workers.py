@@ -1,4 +1,4 @@
-"""The HTTP workers as the engine process sees them: where their events go, and which of them cannot keep up."""
+"""The HTTP workers as the engine process sees them: their mailboxes, and the check that they keep up."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from llmcore_server.messages import HEARTBEAT_SECONDS, Intake, Outlet
 logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 1.0
-"""How late a heartbeat, or the sight of a step, may be."""
+"""The most seconds by which a heartbeat, or the confirmation of a step, may be late."""
 BEHIND_BYTES = 64 << 20
-"""How much may lie unseen."""
+"""The most bytes of events that a worker may leave unconfirmed."""
 
 AbortRequest = Callable[[int, int], None]
 """(request, owner)."""
@@ -41,9 +41,9 @@ class _Worker:
 
 
 class Workers:
-    """All workers by number. Nothing here blocks: what a worker does not take, it loses.
+    """All workers by number. Nothing here blocks: a worker loses the messages that it does not take.
 
-    `over` is told of every request that ended, however.
+    `over` is called for every request that ended, whatever the reason.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Workers:
         self._context = context
         self._over = over
         self._workers: dict[int, _Worker] = {}
-        # What passes here between two looks counts for a heartbeat at most: where the engine itself stood still, in a
-        # long step or with the whole machine, a worker had no chance to be heard.
+        # The time between two looks counts as a heartbeat at most. If the engine itself stood still, in a long step or
+        # with the whole machine, a worker had no chance to be heard.
         self.clock = 0.0
         self._looked = time.monotonic()
 
@@ -82,7 +82,7 @@ class Workers:
             self._workers[owner].requests[request.id] = request
 
     def ended(self, owner: int, request: int, choice: int | None = None) -> None:
-        """A choice, or with None a whole request, wants no more events."""
+        """A choice, or with None a whole request, takes no more events."""
         worker = self._workers.get(owner)
         if worker is None or request not in worker.open:
             return
@@ -141,7 +141,7 @@ class Workers:
         self._over(worker.requests.pop(request))
 
     def _end_all(self, owner: int, worker: _Worker, abort: AbortRequest) -> None:
-        """Should it come back, it finds that they were ended."""
+        """If the worker comes back, it finds that its requests were ended."""
         rows = [(request, choice) for request, choices in worker.open.items() for choice in sorted(choices)]
         for request in list(worker.open):
             abort(request, owner)
@@ -162,7 +162,7 @@ class Workers:
 
 
 def _lateness(worker: _Worker, clock: float) -> str | None:
-    """Why a worker cannot keep its requests, or None."""
+    """The reason why a worker cannot keep its requests, or None."""
     allowed = LATE_SECONDS + HEARTBEAT_SECONDS
     if clock - worker.heard > allowed:
         return f"was silent for {clock - worker.heard:.1f} s"

@@ -1,7 +1,7 @@
-"""Access by the head of a request alone: API keys, web pages of other origins, names of hosts.
+"""Access by the head of a request alone: API keys, web pages of other origins, host names, and the client's address.
 
 `Door` decides, in one place, for every path. The HTTP server (`streaming`) asks it as soon as it has read the head of
-a request, so that it keeps nothing of the body of a request without a key.
+a request, so it keeps nothing of the body of a request without a key.
 """
 
 from __future__ import annotations
@@ -9,16 +9,59 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import os
 import socket
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 
-from llmcore_server.http.entry import ANYBODY, Entry, Headers
-from llmcore_server.http.terms import NO_KEY
+from llmcore_server.http.deadlines import NO_KEY
 from llmcore_server.settings import Access, Server, is_loopback
+
+Headers = tuple[tuple[str, str], ...]
+"""Names and values of an answer's headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The decision. `error`: the refusal; None for a request that is admitted.
+
+    `client`: the number of its API key, NO_KEY without one. `keyless`: the request needs no key even if the server has
+    keys, so the server keeps nothing of its body. `preflight`: a browser asks whether a page may send a request, and
+    `headers` are the whole answer. `headers`: headers of every answer to the request.
+    """
+
+    error: RequestError | None = None
+    client: int = NO_KEY
+    keyless: bool = False
+    preflight: bool = False
+    headers: Headers = ()
+
+    @property
+    def keeps_body(self) -> bool:
+        """False if no responder will ever read the body."""
+        return self.error is None and not self.keyless
+
+
+ENTRY = "llmcore.entry"
+"""The key of WSGI's environment under which the Entry of a request is."""
+
+ANYBODY = Entry()
+"""The entry of every request to a server that asks for nothing."""
+
+Admit = Callable[[str, str, Mapping[str, str]], Entry]
+"""Decides about a request by its method, path and headers (under CGI's names: "X_REQUEST_ID"). The main loop calls it,
+before the body is read and before a thread is taken, so it must not block."""
+
+
+def admit_anybody(method: str, path: str, headers: Mapping[str, str]) -> Entry:
+    """An Admit that refuses nothing."""
+    return ANYBODY
+
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/liveness", "/ping", "/readiness"})
 """Paths that need no key, because the programs that restart or balance servers have none."""
@@ -105,7 +148,7 @@ class HostNames:
         threading.Thread(target=self._find_whole_name, name="own name", daemon=True).start()
 
     def __contains__(self, host: str) -> bool:
-        """Whether a `Host` header, with or without a port, names this machine."""
+        """True if a `Host` header, with or without a port, names this machine."""
         return self._any or is_local_name(host) or _name(host) in self._names
 
     def _find_whole_name(self) -> None:
@@ -186,12 +229,12 @@ def admin_guard(config: Config) -> SameOrigin:
 
 
 def fingerprint(key: str) -> str:
-    """What logs call a key: enough to tell one from another, and nothing to get in with."""
+    """The name of a key in logs. It tells keys apart, and no client can use it as a key."""
     return _digest(key).hex()[:8]
 
 
 def is_local_name(host: str) -> bool:
-    """Whether `host` (as in a Host header) is an address or localhost."""
+    """True if `host` (as in a Host header) is an address or localhost."""
     name = _name(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -227,3 +270,35 @@ def _bearer(authorization: str) -> str:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+_PREFIX = "\0llmcore-tls"
+_NETWORK_BITS = 64
+
+
+def announcement(address: str, port: int) -> str:
+    """The name to which the end of TLS binds its own end of a connection to a worker. It holds the client's address.
+
+    The name is in Linux's abstract namespace, so nothing is left of it when the connection closes.
+    """
+    return f"{_PREFIX}/{os.getpid()}/{port}/{address}"
+
+
+def announced(name: bytes | str) -> str:
+    """The address in the name of a Unix socket's other end, "" if there is none."""
+    text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
+    return text.split("/", 3)[3] if text.startswith(_PREFIX + "/") and text.count("/") >= 3 else ""
+
+
+@lru_cache(maxsize=4096)
+def network(address: str) -> str:
+    """The unit that counts as one client: an IPv4 address, or the whole /64 network of an IPv6 address."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False))

@@ -1,10 +1,10 @@
-"""Who is let through to the engine: refused as early, and as cheaply, as a worker can tell.
+"""Admission to the engine. A worker refuses as early, and as cheaply, as it can.
 
-The engine alone knows how many wait, and refuses exactly (`llmcore_server.engine.admission`). A worker refuses
-earlier what the engine would refuse anyway: it has heard that the queue is full, or has that many requests open
-itself. It is asked twice: when a request's head has been read, before its body and before a thread is taken
-(`Doorman`), and before the responder of its route runs (`Arrivals`), which also finds requests that came before the
-news did. Access (`llmcore_server.http.access`) is checked before that.
+Only the engine knows the number of waiting requests, and refuses exactly (`llmcore_server.engine.admission`). A worker
+refuses earlier what the engine would refuse anyway: it has heard that the queue is full, or it has too many open
+requests itself. It checks twice. `Doorman` checks when the head of a request has been read, before its body and before
+a thread is taken. `Arrivals` checks before the responder of its route runs, and so finds requests that came before the
+news. Access (`llmcore_server.http.access`) is checked first.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from dataclasses import replace
 import falcon
 from llmcore.api.errors import RequestError
 
-from llmcore_server.http.access import Door
-from llmcore_server.http.entry import Entry
-from llmcore_server.http.terms import NO_KEY, read_terms
+from llmcore_server.http.access import Door, Entry
+from llmcore_server.http.deadlines import NO_KEY, read_terms
 from llmcore_server.limits import UNBOUNDED, Bounds, too_many, too_many_of_key
 from llmcore_server.messages import Intake
 
 
 class Gate:
-    """One per worker, for any thread. `unready`: why the server takes no requests now, None while it does."""
+    """One per worker, for any thread. `unready`: the reason why the server takes no requests now, or None."""
 
     def __init__(self, bounds: Bounds = UNBOUNDED, unready: Callable[[], RequestError | None] = lambda: None) -> None:
         self._bounds = bounds
@@ -43,7 +42,7 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """Whether the server takes no requests at all."""
+        """True while the server takes no requests at all."""
         return self._unready() is not None
 
     def hear(self, intake: Intake) -> None:
@@ -53,13 +52,13 @@ class Gate:
             self._vacated = 0
 
     def vacate(self, choices: int) -> None:
-        """The client of so many choices has left before their end. The engine said that the queue is full before it
-        heard of that, so as many may go on to it and be judged there."""
+        """The client of this number of choices has left before their end. The engine reported a full queue before it
+        heard of that, so the same number may go on to the engine, which decides."""
         with self._lock:
             self._vacated += choices
 
     def check(self, client: int, choices: int = 1) -> RequestError | None:
-        """Why another request would be refused now."""
+        """The reason to refuse another request now, or None."""
         unready = self._unready()
         if unready is not None:
             return unready
@@ -72,7 +71,7 @@ class Gate:
         return None
 
     def enter(self, client: int, choices: int) -> None:
-        """A request of so many choices is about to be submitted. Raises RequestError where that is in vain."""
+        """Count a request with this number of choices. Raises RequestError if the engine would refuse it."""
         if choices > self._bounds.open:
             raise RequestError(
                 f"the request asks for {choices} answers at once; this server takes {self._bounds.open} in all "
@@ -88,14 +87,14 @@ class Gate:
             self._clients[client] += choices
 
     def leave(self, client: int, choices: int) -> None:
-        """It has ended."""
+        """Count the end of such a request."""
         with self._lock:
             self._open -= choices
             self._clients[client] -= choices
 
 
 class Arrivals:
-    """Middleware: what waits for the engine is refused before its body is looked at."""
+    """Middleware: refuses a request that waits for the engine, before its body is read as JSON."""
 
     def __init__(self, gate: Gate, queued: frozenset[str]) -> None:
         self._gate = gate
@@ -116,7 +115,7 @@ class Arrivals:
 class Doorman:
     """Refuses a request by its head: first if the door does not admit it, then if the engine has no room for it.
 
-    `queued`: the paths whose requests wait for the engine. So a client without a key does not learn of the queue.
+    So a client without a key does not learn of the queue. `queued`: the paths whose requests wait for the engine.
     """
 
     def __init__(self, door: Door, gate: Gate, queued: frozenset[str]) -> None:

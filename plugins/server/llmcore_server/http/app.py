@@ -11,9 +11,8 @@ import falcon
 from falcon.routing import CompiledRouter
 from llmcore.api.errors import ConfigError, reraise_if_stopping, text_of
 
-from llmcore_server.http.access import OPEN_PATHS, Door, SameOrigin
+from llmcore_server.http.access import ENTRY, OPEN_PATHS, Admit, Door, Entry, SameOrigin
 from llmcore_server.http.admission import Arrivals, Doorman, Gate
-from llmcore_server.http.entry import ENTRY, Admit, Entry
 from llmcore_server.http.errors import (
     EncodeError,
     as_request_error,
@@ -24,7 +23,7 @@ from llmcore_server.http.errors import (
 )
 from llmcore_server.http.front import Route
 from llmcore_server.http.openapi import Docs
-from llmcore_server.http.request_id import request_id
+from llmcore_server.http.strict import request_id
 from llmcore_server.settings import Access
 
 _FIELD = re.compile(r"{[^}]*}")
@@ -71,7 +70,7 @@ class WholeServer:
     """Middleware: `OPTIONS *` asks for no path, only whether there is a server."""
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer it, as servers do that others are built on: it has no more to say."""
+        """Answer it with 204, as other servers do."""
         if req.path == "*" and not resp.complete:
             resp.status = falcon.HTTP_204
             resp.complete = True
@@ -99,7 +98,7 @@ class ErrorHandler:
         resp.data = self.encoder(req.path)(error)
 
     def encoder(self, path: str) -> EncodeError:
-        """How the dialect that owns `path` writes errors; also for what is refused before it is routed."""
+        """The error encoder of the dialect that owns `path`, also for a request refused before its routing."""
         known = self._encoders.get(path)  # as nearly all are: a route without fields
         if known is not None:
             return known
@@ -125,7 +124,7 @@ class Router(CompiledRouter):
 
 
 def _answered(responder: Responder) -> Responder:
-    """`responder`, whose every failure reaches the error handlers: falcon has none for what is no Exception."""
+    """`responder`, with all its failures passed to the error handlers. Falcon passes on an Exception only."""
 
     @wraps(responder)
     def respond(*given: Any, **params: Any) -> None:
@@ -144,7 +143,7 @@ class App(falcon.App[falcon.Request, falcon.Response]):
     """Falcon's."""
 
     encoder: Callable[[str], EncodeError]
-    """How the dialect that owns a path writes errors."""
+    """The error encoder of the dialect that owns a path."""
     admit: Admit
     """Admits or refuses a request by its head; the server calls it before it reads a body."""
 
@@ -159,9 +158,8 @@ def build_app(
 ) -> App:
     """The application of `routes`, each with the name of its plugin. ConfigError where two want one path.
 
-    `access`: who may use it (default: everybody), and whether it describes itself; no key is needed for `open_paths`.
-    `guard`: what it asks of hosts and of web pages, before keys. `gate`: refuses what has to wait for the engine while
-    that has no room.
+    `access`: the settings of access (default: open to all). `open_paths` need no key. `guard` checks hosts and web
+    pages before keys. `gate` refuses requests that wait for the engine while the engine has no room.
     """
     access = access or Access()
     router = Router()

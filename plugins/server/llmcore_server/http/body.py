@@ -1,7 +1,7 @@
 """Request bodies: JSON in, a validated struct out, or an error that names the field.
 
-orjson reads first, because it refuses what JSON does not have (NaN, lone surrogates, numbers without a value); msgspec
-then checks every field's type and range. Unknown fields are ignored; null means absent where a field is optional.
+First orjson reads, because it refuses NaN, lone surrogates and other values that JSON does not have. Then msgspec
+checks every field's type and range. Unknown fields are ignored. In an optional field null means absent.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from llmcore.api.errors import RequestError
 T = TypeVar("T")
 
 MAX_DEPTH = 512
-"""Deepest nesting of a body: who goes through what is in it, with a call for every level, stays far from Python's
-limit of a thousand."""
+"""Deepest nesting of a body. Code that calls itself for every level stays far from Python's limit of a thousand."""
 
 MAX_CONTAINERS = 1 << 16
-"""Most arrays and objects in a body. Three bytes of JSON ask for one, and each takes a hundred bytes and the garbage
-collector's time; none is of use to a model without a few tokens of a prompt, a message or a tool around it."""
+"""Most arrays and objects in a body. Three bytes of JSON ask for one, and each takes a hundred bytes and time of the
+garbage collector. A useful one has some tokens of a prompt, a message or a tool around it."""
 
 MAX_MEMBERS = 1 << 18
 """Most members of all objects in a body: four for each of them."""
 
 _CROWDS = ((b"[{", MAX_CONTAINERS, "arrays and objects"), (b":", MAX_MEMBERS, "members of objects"))
-"""What bodies hold so many of: the bytes that begin one, outside of texts."""
+"""Things that a body may hold too many of: the bytes that begin one outside of texts, the limit, and the name."""
 
 _SLICE = 1 << 18
 _READ_AGAIN = 1 << 18
@@ -91,8 +90,7 @@ def check(value: Any, kind: type[T], *, at: str = "") -> T:
 
 
 def _count(data: bytes, marks: bytes, most: int) -> int:
-    """How many of the bytes `marks` stand outside of JSON's texts, without reading it: more than `most` if they are,
-    else at most that."""
+    """Count the bytes `marks` outside of JSON's texts, without reading the JSON. The count is exact up to `most`."""
     n = sum(map(data.count, marks))
     if n <= most:
         return n
@@ -121,7 +119,7 @@ def _pieces(plain: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _crowded(data: bytes, marks: bytes, most: int, what: str) -> RequestError:
-    """What is said of more than `most`; it names the field that has most of them."""
+    """The error for more than `most`; it names the field that has the most of them."""
     try:
         fields = _FIELDS.decode(data)
     except msgspec.MsgspecError:
@@ -151,7 +149,7 @@ def _invalid(text: str, kind: type, field: str) -> RequestError:
 
 
 def _choices(kind: type, path: str) -> list[str]:
-    """What a field may be whose values are counted one by one. `path` is msgspec's: `messages[...].role`."""
+    """The values that a field of an enum or literal type may have. `path` is msgspec's: `messages[...].role`."""
     found = [msgspec.inspect.type_info(kind)]
     for step in _STEP.findall(path):
         found = [inner for outer in _alternatives(found) for inner in _inside(outer, step)]

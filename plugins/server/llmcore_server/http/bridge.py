@@ -1,7 +1,7 @@
 """The bridge of an HTTP worker: an engine in another process, reached by messages.
 
 `submit`, `abort` and `finish` may be called from any thread. One thread, the hub, runs `run`: it receives, hands every
-request its events and keeps the heartbeat. Whatever has queued up is merged first, so that a worker that fell behind
+request its events and keeps the heartbeat. It first merges all steps that have queued up, so a worker that fell behind
 writes once per request and not once per step.
 """
 
@@ -26,13 +26,13 @@ from llmcore.api.bridge import (
     Subscribers,
     explode,
 )
-from llmcore.api.counters import TALLIES, ServerFigures
+from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError
 from llmcore.api.protocols import RequestRecord
 
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.deadlines import Deadlines
-from llmcore_server.http.send_batch import SendBatch
+from llmcore_server.http.streaming.loop import SendBatch
 from llmcore_server.limits import bounds
 from llmcore_server.messages import (
     HEARTBEAT_SECONDS,
@@ -47,13 +47,13 @@ from llmcore_server.messages import (
     Shutdown,
     State,
     Tallied,
+    Tally,
     ToEngine,
     ToSupervisor,
     ToWorker,
     WorkerLaunch,
     WorkerReady,
 )
-from llmcore_server.server_status import rows
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +71,12 @@ class WireBridge:
         self._on_shutdown = on_shutdown
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._mailbox: Mailbox[ToWorker] = Mailbox(self._context, launch.mailbox, ToWorker)
-        self._engine = Outlet(self._context, launch.addresses.engine)
-        self._lost = False
-        self._control = Outlet(self._context, launch.addresses.control)
+        self._engines = [Outlet(self._context, endpoint) for endpoint in launch.engines]
+        self._control = Outlet(self._context, launch.control)
         self._sending = threading.Lock()
-        self._requests = Subscribers(lambda request: self._to_engine(Abort(request)))
+        self._requests = Subscribers(lambda request: self._to_engine_of(request, Abort(request)))
         self._seen = 0.0
-        self._tallied = ServerFigures()
+        self._tally = Tally()
         self._stopping = threading.Event()
         self._over = threading.Event()
         facts = launch.facts
@@ -87,36 +86,36 @@ class WireBridge:
         self.send_batch = SendBatch()
         self._informed = threading.Event()
         self.state = State(ready=True)
-        self._to_engine(Hello(launch.mailbox))
+        self._to_engines(Hello(launch.mailbox))
 
     # --- Bridge
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Queue `request`. Raises RequestError (503) when the engine is gone or does not keep up."""
         self._requests.open(request, sink)
-        if not self._to_engine(request):
+        if not self._to_engine_of(request.id, request):
             self._requests.close(request.id)
             raise RequestError("The server has too much to do; try again later.", code="server_overloaded", status=503)
 
     def abort(self, request_id: int) -> None:
         """End every choice of a request."""
         if self._requests.close(request_id):
-            self._to_engine(Abort(request_id))
+            self._to_engine_of(request_id, Abort(request_id))
 
     def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
         """End one choice at its first `n_tokens` tokens."""
         if self._requests.close_choice(request_id, choice):
-            self._to_engine(FinishChoice(request_id, choice, n_tokens))
+            self._to_engine_of(request_id, FinishChoice(request_id, choice, n_tokens))
 
     def load(self) -> Load:
         """The supervisor's newest copy of the engine's figures, about a second old."""
         return self.state.load
 
-    # --- what the worker needs beside it
+    # --- for the worker
 
     @property
     def dropped(self) -> int:
-        """Messages that were no valid ones."""
+        """The number of messages that were not valid."""
         return self._mailbox.dropped
 
     def announce(self) -> None:
@@ -124,7 +123,7 @@ class WireBridge:
         self._tell(WorkerReady())
 
     def await_state(self, seconds: float) -> None:
-        """Until the supervisor's first word is there; before it, figures and metrics would be empty."""
+        """Wait for the supervisor's first message. Before it, figures and metrics would be empty."""
         self._informed.wait(seconds)
 
     def report(self, record: RequestRecord) -> None:
@@ -142,30 +141,28 @@ class WireBridge:
                 self._requests.end_all()
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_SECONDS
-                self._to_engine(Heartbeat(self._seen))
+                self._to_engines(Heartbeat(self._seen))
                 if alive():
                     self._tell(Alive())
-                self._tally()
+                self._tell_totals()
         self._mailbox.close()
         with self._sending:
-            self._engine.close()
+            for engine in self._engines:
+                engine.close()
             self._control.close()
 
-    def _tally(self) -> None:
-        """What this process has counted, where that is news."""
+    def _tell_totals(self) -> None:
         TALLIES.set("dropped_messages", self._name, total=self._mailbox.dropped)
-        figures = TALLIES.figures()
-        if figures != self._tallied:
-            self._tallied = figures
-            self._tell(Tallied(rows(figures), figures.gaps, figures.gap_seconds))
+        if news := self._tally.news():
+            self._tell(news)
 
     def drain(self) -> None:
-        """Refuse what comes and let what is open go on. From any thread."""
+        """Refuse new requests and let open ones go on. From any thread."""
         self._requests.refuse(_ENDING)
         self.state = msgspec.structs.replace(self.state, ready=False, reason=_REASON)
 
     def end_all(self) -> None:
-        """End what is open with an error, within a heartbeat, and refuse what comes. From any thread."""
+        """End open requests with an error, within a heartbeat, and refuse new ones. From any thread."""
         self._requests.refuse(_ENDING)
         self._over.set()
 
@@ -175,9 +172,17 @@ class WireBridge:
 
     # --- inside
 
-    def _to_engine(self, body: Submit | Abort | FinishChoice | Hello | Heartbeat) -> bool:
+    def _to_engine_of(self, request_id: int, body: Submit | Abort | FinishChoice) -> bool:
+        """Tell the engine of this request; the requests of a worker go to the engines in turn. False if it is lost."""
         with self._sending:
-            return not self._lost and self._engine.send(ToEngine(self._worker, body)) > 0
+            if not self._engines:
+                return False
+            return self._engines[request_id % len(self._engines)].send(ToEngine(self._worker, body)) > 0
+
+    def _to_engines(self, body: Hello | Heartbeat) -> None:
+        with self._sending:
+            for engine in self._engines:
+                engine.send(ToEngine(self._worker, body))
 
     def _unready(self) -> RequestError | None:
         refusal = self._requests.refusal
@@ -186,11 +191,12 @@ class WireBridge:
         text = f"The server takes no requests now: {self.state.reason or 'it is not ready'}."
         return RequestError(text, code="server_overloaded", status=503)
 
-    def _lose_engine(self) -> None:
-        """Another engine may take this one's place and its address; nothing that was meant for this one goes there."""
+    def _lose_engines(self) -> None:
+        """Another engine may take the place and the address of the dead one. It must not get messages for that one."""
         with self._sending:
-            self._lost = True
-            self._engine.close(0.0)
+            for engine in self._engines:
+                engine.close(0.0)
+            self._engines = []
 
     def _tell(self, body: WorkerReady | Alive | Finished | Tallied) -> None:
         with self._sending:
@@ -206,7 +212,7 @@ class WireBridge:
                     self.state = message
                     self._informed.set()
                 case EngineGone():
-                    self._lose_engine()
+                    self._lose_engines()
                     self._requests.refuse(_LOST)
                     self._over.set()
                     self.state = msgspec.structs.replace(self.state, ready=False, reason=message.message)

@@ -1,26 +1,73 @@
-"""What is to happen at a given time unless it is called off: the limits of requests, kept by the bridge's thread."""
+"""Time limits of requests: the limits that a client sends, and the calls that the bridge's thread makes when one is
+over.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from llmcore.api.errors import reraise_if_stopping
+import falcon
+from llmcore.api.errors import RequestError, reraise_if_stopping
 
 logger = logging.getLogger(__name__)
 
+TIMEOUT_HEADER = "x-request-timeout"
+"""The header with the seconds after which the client does not want the answer any more."""
+
+_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
+
+NO_KEY = -1
+"""The client of a server without keys."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A request's client (the number of its API key), its arrival (time.monotonic()), and the client's own time limit
+    in seconds, 0 for none."""
+
+    client: int = NO_KEY
+    received: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+
+def read_terms(req: falcon.Request) -> Terms:
+    """The terms of a request. Raises RequestError for a limit that is not a number of seconds."""
+    given = req.get_header(TIMEOUT_HEADER)
+    return Terms(getattr(req.context, "client", NO_KEY), seconds=0.0 if given is None else _seconds(given))
+
+
+def number(given: str) -> float | None:
+    """The number that a header or a query gives in digits, or None. float() would also take +1, 1_0, 1e9, inf, and
+    digits of any script."""
+    return float(given) if _NUMBER.fullmatch(given) else None
+
+
+def _seconds(given: str) -> float:
+    seconds = number(given)
+    if not seconds:
+        raise RequestError(
+            f"{TIMEOUT_HEADER}: it is a number of seconds above 0, such as 30 or 0.5",
+            param=TIMEOUT_HEADER,
+            code="invalid_value",
+        )
+    return seconds
+
+
 TICK_SECONDS = 0.02
-"""How exactly a limit is kept."""
+"""The precision of a limit."""
 
 _WORTH_SWEEPING = 1000
 
 
 class Deadline:
-    """`call` is called at `at` (time.monotonic()) unless `cancel` came first; then nothing is held any more."""
+    """`call` is called at `at` (time.monotonic()) unless `cancel` comes first, which lets go of it."""
 
     __slots__ = ("at", "call")
 
@@ -29,12 +76,12 @@ class Deadline:
         self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
-        """Nothing is to happen. From any thread; also when it has happened."""
+        """Cancel the call. From any thread, also after the call."""
         self.call = None
 
 
 class Deadlines:
-    """All of a worker's. `add` may be called from any thread; one thread calls `expire`."""
+    """The deadlines of a worker. Any thread may call `add`; one thread calls `expire`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,11 +101,11 @@ class Deadlines:
         return deadline
 
     def patience(self, most: float) -> float:
-        """How long `expire` may be left alone, at most `most` seconds: one that is added meanwhile may be due soon."""
+        """Seconds until `expire` should be called again, at most `most`. A new deadline may be due soon."""
         return min(most, TICK_SECONDS) if self._heap else most
 
     def expire(self) -> None:
-        """Call what is due. What it raises is logged, and ends nobody else's."""
+        """Make the calls that are due. An error of one is logged, and does not affect the others."""
         now = time.monotonic()
         due: list[Deadline] = []
         with self._lock:

@@ -77,7 +77,7 @@ _HTTP: Mapping[int, tuple[str, str | None]] = {
     501: ("The body's transfer encoding is not supported; send Content-Length, or chunks.", None),
     431: ("The request's header is too large.", "request_too_large"),
 }
-"""What the HTTP layer itself answers, by status: (message, code)."""
+"""The answers of the HTTP layer itself, by status: (message, code)."""
 
 
 def refusal(param: str, why: str, code: str = "invalid_value") -> RequestError:
@@ -94,22 +94,22 @@ def openai_error(error: RequestError) -> bytes:
 
 
 def retry_headers(error: RequestError) -> dict[str, str]:
-    """What says when a refused request is worth another try."""
+    """The headers that say when a refused request is worth another try."""
     return {"Retry-After": str(error.retry_after)} if error.status in (429, 503) else {}
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """All that belongs to the status of an error."""
+    """The headers that belong to the status of an error."""
     return {"WWW-Authenticate": "Bearer"} if error.status == 401 else retry_headers(error)
 
 
 def count_error(error: RequestError) -> None:
-    """An HTTP client is told of `error`; codes that nobody knows count as none."""
+    """Count an error that an HTTP client is told of; an unknown code counts as none."""
     TALLIES.count("error_answers", str(error.status), error.code if error.code in KNOWN_CODES else "")
 
 
 def http_error(status: int) -> RequestError:
-    """What a bare HTTP status means here."""
+    """The error for a bare HTTP status."""
     fallback = "internal_error" if status >= 500 else None
     text = "The server failed to handle this request." if status >= 500 else "The request is not valid HTTP."
     message, code = _HTTP.get(status, (text, fallback))
@@ -125,7 +125,7 @@ def no_route(method: str, path: str, known: str = "/v1/models, /v1/chat/completi
 
 
 def as_request_error(error: Exception, request_id: str = "") -> RequestError:
-    """`error` as something a client may read; what nobody expected is logged and becomes a bare 500."""
+    """`error` in a form that a client may read. An unexpected error is logged and becomes a bare 500."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, falcon.HTTPError):

@@ -1,4 +1,4 @@
-"""What a dialect gets, and what it gives back."""
+"""The interface of a dialect: `Front`, which it gets, and `Route`, which it gives back."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from llmcore.text.request_parsing import OutputParsers
 
 from llmcore_server.http import body, streaming
 from llmcore_server.http.admission import Gate
-from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.deadlines import Deadlines, read_terms
 from llmcore_server.http.errors import EncodeError, openai_error
-from llmcore_server.http.info import model_names, server_info
 from llmcore_server.http.reply import Reply
-from llmcore_server.http.terms import read_terms
 from llmcore_server.messages import State
+from llmcore_server.server_status import model_names, server_info
+from llmcore_server.settings import Admission, Prompts, Server
 
 T = TypeVar("T")
 
@@ -88,8 +88,23 @@ class Front:
         # once, because pathlib interns what a path is made of, and the table of interned strings grows with each
         return model_names(self.config)
 
+    @cached_property
+    def limits(self) -> Admission:
+        """The operator's limits on requests and their time."""
+        return self.config.section(Admission)
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The operator's settings of prompts."""
+        return self.config.section(Prompts)
+
+    @cached_property
+    def keep_alive(self) -> float:
+        """Seconds of silence until a stream sends a comment; 0 for never."""
+        return self.config.section(Server).sse_keep_alive
+
     def key_name(self, client: int) -> str:
-        """What logs call the API key of number `client`: the beginning of its SHA-256; "" for none."""
+        """The name of API key number `client` in logs: the beginning of its SHA-256; "" for none."""
         return self.key_names[client] if 0 <= client < len(self.key_names) else ""
 
     def server_info(self) -> bytes:

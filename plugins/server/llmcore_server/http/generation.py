@@ -1,7 +1,7 @@
-"""One HTTP request's generation: submitted, fed with events, and ended exactly once.
+"""The answers to one HTTP request: submitted, fed with events, and ended exactly once.
 
-A dialect makes a `Generation` from its `Submit`s and a `Writer`, and calls `start`; no thread waits. From then on
-everything happens on the bridge's thread, except that the client's leaving is noticed by another.
+A dialect makes a `Generation` from a `Request`, and calls `start` with a `Writer`; no thread waits. From then on
+everything happens on the bridge's thread. Only a client disconnect is noticed by another thread.
 """
 
 from __future__ import annotations
@@ -18,35 +18,28 @@ from typing import Protocol
 
 import msgspec
 from llmcore.api.bridge import ChoiceEvent, Finish, Submit
-from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError, reraise_if_stopping
-from llmcore.api.protocols import RequestRecord
 from llmcore.text.request_parsing import RequestParsing
-from llmcore.text.stream import ChoiceText, Healing, TextRules
+from llmcore.text.stream import Choice, Healing, Reducer, TextRules, Usage, failure
 
-from llmcore_server.http.choice import Choice
 from llmcore_server.http.deadlines import Deadline
 from llmcore_server.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore_server.http.front import Front
 from llmcore_server.http.healing import heal
-from llmcore_server.http.keep_alive import KeepAlive
-from llmcore_server.http.reply import Reply
-from llmcore_server.settings import Admission, Logging, Prompts, Server
+from llmcore_server.http.reply import KeepAlive, Reply
+from llmcore_server.settings import Logging
 
 logger = logging.getLogger(__name__)
 
-_RUNNING, _ABORT, _ERROR = Finish.RUNNING, Finish.ABORT, Finish.ERROR
-"""Looked up once: an enum's members take their time, and every token is asked."""
-
-FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
-"""How a finished choice is called in OpenAI's and LightLLM's dialects."""
+_ABORT, _ERROR = Finish.ABORT, Finish.ERROR
+"""Looked up once, because access to an enum's members is slow, and every token needs it."""
 
 _STATUS = {
     **{"context_length_exceeded": 400, "invalid_value": 400, "unsupported_parameter": 400},
     **{"queue_full": 429, "rate_limit_exceeded": 429},
     **{"engine_failed": 503, "server_overloaded": 503, "queue_timeout": 503},
 }
-"""Status of an engine's errors by code; any other one is a 500."""
+"""The HTTP status of an engine's errors by code; any other one is a 500."""
 
 _CAUSES = {
     **{"queue_full": "overload", "rate_limit_exceeded": "overload", "server_overloaded": "overload"},
@@ -54,45 +47,34 @@ _CAUSES = {
     **{"context_length_exceeded": "refused", "invalid_value": "refused", "unsupported_parameter": "refused"},
     "engine_failed": "engine",
 }
-"""What records call them; any other one is a "failure"."""
+"""Their names in records; any other one is a "failure"."""
 
 UNENFORCED_HEADER = "x-llmcore-unenforced"
-"""Of an answer: what of the request is not enforced, such as keywords of a JSON schema."""
-
-_CUT_OFF = RequestError("The server ended this request; send it again.", code="server_overloaded", status=503)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """Tokens of a generation: of its prompts, those of them that came from the prefix cache, and of its answers;
-    `reasoning`: those of the answers that were reasoning, None where no parser looks for it.
-    """
-
-    prompt: int
-    cached: int
-    output: int
-    reasoning: int | None = None
+"""The header of an answer that names the parts of its request that are not enforced, such as keywords of a schema."""
 
 
 class Writer(Protocol):
-    """How a dialect writes one generation. All calls come from one thread, one at a time; none may block."""
+    """Writes the answers of one generation for a dialect. All calls come from one thread, one at a time, and must not
+    block."""
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
-        """`choice` went on: `texts` as `ChoiceText.feed` gave them; `choice.text.finish` says whether it ended."""
+        """`choice` went on. `texts`: the results of `ChoiceText.feed`. `choice.text.finish` tells if it ended."""
 
     def done(self) -> None:
         """Every choice has ended."""
 
     def failed(self, error: RequestError) -> None:
-        """Nothing more will come."""
+        """The request ended with `error`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What to generate. `dialect` and `request_id` are for the record.
+class Request:
+    """A client's request: one `Submit` for each of its prompts, all with the same `n`.
 
-    `parsing`: what the answers' text goes through. `single_call`: an answer ends with its first tool call.
-    `stream`: the reply is server-sent events, so that comments may keep its connection open.
+    `dialect` and `request_id` are for the record.
+    `parsing`: the parsers that read the text of the answers.
+    `single_call`: an answer ends with its first tool call.
+    `stream`: the reply is server-sent events, so comments may keep its connection open.
     """
 
     submits: Sequence[Submit]
@@ -105,38 +87,40 @@ class Job:
 
 
 class Generation:
-    """The state of one HTTP request between its submission and its end. It does not keep its writer, which keeps it:
-    what calls the writer does, and when that is over both are freed without the collector of cycles."""
+    """The answers to one request, between its submission and its end.
+
+    It does not keep its writer, because the writer keeps it: the callers of the writer do. When they are over, both
+    are freed without the collector of cycles.
+    """
 
     __slots__ = (
-        *("_cached", "_deadlines", "_ended", "_ending", "_first_token", "_front", "_inside", "_keep_alive"),
-        *("_removed", "_running", "_started", "_terms", "choices", "job", "reply"),
+        *("_deadlines", "_ended", "_ending", "_front", "_inside", "_keep_alive", "_reducer", "_started", "_terms"),
+        *("choices", "reply", "request"),
     )
 
-    def __init__(self, front: Front, reply: Reply, job: Job):
+    def __init__(self, front: Front, reply: Reply, request: Request):
         self.reply = reply
-        healings: list[Healing | None] = [None] * len(job.submits)
-        if front.config.section(Prompts).token_healing_mode:
+        healings: list[Healing | None] = []
+        if front.prompts.token_healing_mode:
             most = front.facts.max_total_len
-            healed = [heal(submit, front.tokenizer, most) for submit in job.submits]
-            job, healings = replace(job, submits=[one for one, _ in healed]), [healing for _, healing in healed]
-        self.job = job
-        self.choices = [
-            Choice(
-                prompt * submit.n + i,
-                prompt,
-                ChoiceText(front.tokenizer, job.rules, healings[prompt]),
-                job.parsing,
+            healed = [heal(submit, front.tokenizer, most) for submit in request.submits]
+            request, healings = (
+                replace(request, submits=[one for one, _ in healed]),
+                [healing for _, healing in healed],
             )
-            for prompt, submit in enumerate(job.submits)
-            for i in range(submit.n)
-        ]
+        self.request = request
+        self._reducer = Reducer(
+            request.submits,
+            front.tokenizer,
+            request.rules,
+            front.bridge,
+            parsing=request.parsing,
+            single_call=request.single_call,
+            healings=healings,
+        )
+        self.choices = self._reducer.choices
         self._front = front
         self._inside = 0
-        self._removed = sum(healing.tokens for healing in healings if healing is not None)
-        self._cached = [0] * len(job.submits)
-        self._running = len(self.choices)
-        self._first_token: float | None = None
         self._terms = reply.terms
         self._started = self._terms.received
         self._deadlines: list[Deadline] = []
@@ -145,28 +129,28 @@ class Generation:
         self._ended = False
 
     def start(self, writer: Writer) -> None:
-        """Submit everything. Raises RequestError if the gate or the bridge refuses; nothing is left running then."""
+        """Submit all prompts. Raises RequestError if the gate or the bridge refuses; then nothing is left running."""
         if logger.isEnabledFor(logging.DEBUG):
             self._log_prompts()
         try:
             self._enter()
             self.reply.on_close(self._left)
-            for prompt, submit in enumerate(self.job.submits):
+            for prompt, submit in enumerate(self.request.submits):
                 if self._ended:
                     break
-                named = msgspec.structs.replace(submit, request_id=self.job.request_id, client=self._terms.client)
-                self._front.bridge.submit(named, _Prompt(self, writer, prompt, submit).take)
+                named = msgspec.structs.replace(submit, request_id=self.request.request_id, client=self._terms.client)
+                self._front.bridge.submit(named, partial(self._take, writer, prompt))
         except BaseException as error:
             reraise_if_stopping(error)
             if self._claim():
-                self._abort()
+                self._reducer.abort()
                 self._record("error", self._cause(error))
                 raise
             return
         self._limit(writer)
         if self.reply.closed:
             # The client left between two submissions, after the first were aborted.
-            self._abort()
+            self._reducer.abort()
 
     def fail(self, error: RequestError, encode: EncodeError, event: bytes = b"data: %b\n\n") -> None:
         """Answer with `error`, or end a stream that has begun with it as one more `event`. For `Writer.failed`."""
@@ -178,33 +162,26 @@ class Generation:
             self.reply.respond(error.status, body, headers=retry_headers(error))
 
     def usage(self) -> Usage:
-        """Tokens so far."""
-        thoughts = [choice.thought.count for choice in self.choices if choice.thought is not None]
-        return Usage(
-            prompt=sum(len(submit.prompt) for submit in self.job.submits) + self._removed,
-            cached=sum(self._cached),
-            output=sum(choice.text.tokens for choice in self.choices),
-            reasoning=sum(thoughts) if thoughts else None,
-        )
+        """The tokens so far."""
+        return self._reducer.usage()
 
     def _enter(self) -> None:
         """Ask the gate, and count as open until the end."""
-        choices = sum(submit.choices for submit in self.job.submits)
+        choices = sum(submit.choices for submit in self.request.submits)
         self._front.gate.enter(self._terms.client, choices)
         self._inside = choices
 
     def _limit(self, writer: Writer) -> None:
-        """Have the request ended when its time is over: the operator's, or the client's where that is shorter."""
-        limits = self._front.config.section(Admission)
+        """Set the request's time limits: the operator's, or the client's if that is shorter."""
+        limits = self._front.limits
         own = self._terms.seconds
         total = min(own or math.inf, limits.request_timeout or math.inf)
         if limits.first_token_timeout < total and limits.first_token_timeout:
             self._end_at(limits.first_token_timeout, "first_token_timeout", writer)
         if total < math.inf:
             self._end_at(total, "request_timeout", writer)
-        silent = self._front.config.section(Server).sse_keep_alive
-        if self.job.stream and silent:
-            self._keep_alive = KeepAlive(self.reply, self._front.deadlines, silent)
+        if self.request.stream and self._front.keep_alive:
+            self._keep_alive = KeepAlive(self.reply, self._front.deadlines, self._front.keep_alive)
         if self._ended:
             self._forget_limits()
 
@@ -213,10 +190,10 @@ class Generation:
         self._deadlines.append(self._front.deadlines.add(self._started + seconds, call))
 
     def _late(self, writer: Writer, code: str, seconds: float) -> None:
-        """On the bridge's thread: a limit is over."""
+        """On the bridge's thread: end the request at a time limit."""
         if code == "request_timeout":
             text = f"The request was not done within {seconds:g} s."
-        elif self._first_token is None:
+        elif self._reducer.first is None:
             text = f"The first token did not come within {seconds:g} s."
         else:
             return
@@ -229,14 +206,14 @@ class Generation:
             self._keep_alive.end()
 
     def _log_prompts(self) -> None:
-        """Every prompt as text and as ids, each as long as `--max_log_len` says."""
+        """Log every prompt as text and as ids, cut to `--max_log_len`."""
         most = self._front.config.section(Logging).max_log_len
-        for submit in self.job.submits:
+        for submit in self.request.submits:
             ids = submit.prompt.ids.tolist()
             text = self._front.tokenizer.decode(ids, skip_special_tokens=False)
             logger.debug(
                 "%s: %d tokens, up to %d more: %r %s",
-                self.job.request_id,
+                self.request.request_id,
                 len(ids),
                 submit.max_new_tokens,
                 text[:most],
@@ -244,9 +221,8 @@ class Generation:
             )
 
     def _complete(self, writer: Writer) -> None:
-        reasons = {choice.text.finish for choice in self.choices}
         if self._claim():
-            reason, cause = FINISH_REASONS[Finish.LENGTH if Finish.LENGTH in reasons else Finish.STOP], ""
+            reason = cause = ""
             try:
                 writer.done()
             except BaseException as error:  # noqa: BLE001 - a dialect's writer is foreign code
@@ -256,14 +232,14 @@ class Generation:
 
     def _fail(self, writer: Writer, error: RequestError) -> None:
         if self._claim():
-            self._abort()
+            self._reducer.abort()
             self._write_error(writer, error)
             self._record("error", self._cause(error))
 
     def _note(self, error: BaseException) -> RequestError:
-        """What the client is told of `error`; the log gets the rest."""
+        """The error that the client is told of; the log gets the rest."""
         reraise_if_stopping(error)
-        logger.error("request %s failed on the way to its client", self.job.request_id, exc_info=error)
+        logger.error("request %s failed on the way to its client", self.request.request_id, exc_info=error)
         return http_error(500)
 
     def _write_error(self, writer: Writer, error: RequestError) -> None:
@@ -271,7 +247,7 @@ class Generation:
         try:
             writer.failed(error)
         except BaseException as broken:  # noqa: BLE001 - a dialect's writer is foreign code
-            # The client must not wait for ever, so it hears of it in a shape that is nobody's in particular.
+            # The client must not wait for ever, so it gets an error in OpenAI's shape.
             body = openai_error(self._note(broken))
             try:
                 self.reply.respond(500, body)
@@ -283,12 +259,12 @@ class Generation:
     def _left(self) -> None:
         """After a client disconnect: end the request in the engine too."""
         if self._claim():
-            self._abort()
+            self._reducer.abort()
             self._front.gate.vacate(self._inside)
             self._record("abort", self.reply.why_closed)
 
     def _cause(self, error: BaseException) -> str:
-        """What the record calls `error`: a key of counters.CAUSES."""
+        """The name of `error` in the record: a key of counters.CAUSES."""
         if not isinstance(error, RequestError):
             return "failure"
         if error.status in (400, 404):
@@ -297,12 +273,8 @@ class Generation:
             return "drain"
         return _CAUSES.get(error.code or "", "failure")
 
-    def _abort(self) -> None:
-        for submit in self.job.submits:
-            self._front.bridge.abort(submit.id)
-
     def _claim(self) -> bool:
-        """Whether the caller is the one to end this generation."""
+        """True for the one caller that is to end this generation."""
         with self._ending:
             ended, self._ended = self._ended, True
         if not ended:
@@ -311,89 +283,43 @@ class Generation:
                 self._front.gate.leave(self._terms.client, self._inside)
         return not ended
 
-    def _record(self, reason: str, cause: str = "") -> None:
-        usage = self.usage()
+    def _record(self, reason: str = "", cause: str = "") -> None:
         self._front.finished(
-            RequestRecord(
-                request_id=self.job.request_id,
-                dialect=self.job.dialect,
-                prompt_tokens=usage.prompt,
-                cached_tokens=usage.cached,
-                output_tokens=usage.output,
-                max_new_tokens=max(submit.max_new_tokens for submit in self.job.submits),
+            self._reducer.record(
+                request_id=self.request.request_id,
+                dialect=self.request.dialect,
                 finish=reason,
                 cause=cause,
                 key=self._front.key_name(self._terms.client),
                 model=self._front.model_name,
-                first_token=self._first_token,
-                duration=time.monotonic() - self._started,
+                started=self._started,
+                ended=time.monotonic(),
             )
         )
 
-
-class _Prompt:
-    """One prompt's events on their way to the writer, on the bridge's thread. The bridge keeps it until its end."""
-
-    __slots__ = ("_first", "_generation", "_number", "_submit", "_writer")
-
-    def __init__(self, generation: Generation, writer: Writer, number: int, submit: Submit) -> None:
-        self._generation = generation
-        self._writer = writer
-        self._number = number
-        self._submit = submit
-        self._first = number * submit.n
-
-    def take(self, event: ChoiceEvent) -> None:
-        """The bridge's sink. Whatever code fails on an event, this request ends, and no other."""
-        generation = self._generation
-        if generation._ended:
+    def _take(self, writer: Writer, prompt: int, event: ChoiceEvent) -> None:
+        """The bridge's sink for the prompt of this number. Whatever code fails on an event, only this request ends."""
+        if self._ended:
             return
         try:
             if event.unenforced:
-                generation.reply.add_headers({UNENFORCED_HEADER: ", ".join(event.unenforced)})
-                if event.finish is _RUNNING and not event.tokens:
+                self.reply.add_headers({UNENFORCED_HEADER: ", ".join(event.unenforced)})
+                if event.finish is Finish.RUNNING and not event.tokens:
                     return
             if event.finish is _ERROR or event.finish is _ABORT:
-                generation._fail(self._writer, _as_error(event, self._submit, generation._front.gate.retry_after))
-            else:
-                self._advance(generation, event)
+                self._fail(writer, self._failure(event, self.request.submits[prompt]))
+                return
+            choice, texts = self._reducer.feed(prompt, event)
+            writer.write(choice, event, texts)
+            if not self._reducer.running:
+                self._complete(writer)
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
-            generation._fail(self._writer, generation._note(error))
+            self._fail(writer, self._note(error))
 
-    def _advance(self, generation: Generation, event: ChoiceEvent) -> None:
-        now = time.monotonic()
-        if generation._first_token is None:
-            generation._first_token = now - generation._started
-        if event.cached > 0:
-            generation._cached[self._number] = event.cached
-        choice = generation.choices[self._first + event.choice]
-        if event.tokens:
-            if choice.came:
-                TALLIES.gap(now - choice.came)
-            choice.came = now
-        text = choice.text
-        texts = text.feed(event)
-        if choice.parser is not None:
-            choice.parse(choice.parser, texts, single_call=generation.job.single_call)
-        if text.must_finish:
-            generation._front.bridge.finish(self._submit.id, event.choice, text.tokens)
-        self._writer.write(choice, event, texts)
-        if text.finish is not _RUNNING:
-            generation._running -= 1
-            if not generation._running:
-                generation._complete(self._writer)
-
-
-def _as_error(event: ChoiceEvent, submit: Submit, retry_after: int) -> RequestError:
-    if event.error is None:
-        return _CUT_OFF
-    code, message = event.error
-    # The engine's messages begin with the field, which events do not carry.
-    fields = (*(call.param for call in submit.sampling.logits_processors), "priority")
-    return RequestError(
-        message,
-        param=next((name for name in fields if message.startswith(f"{name}:")), None),
-        code=code,
-        status=_STATUS.get(code, 500),
-        retry_after=retry_after if code == "queue_full" else 1,
-    )
+    def _failure(self, event: ChoiceEvent, submit: Submit) -> RequestError:
+        """The error that the client is told of when the engine has ended its request."""
+        error = failure(event, submit)
+        error.status = _STATUS.get(error.code or "", 500)
+        if error.code == "queue_full":
+            error.retry_after = self._front.gate.retry_after
+        return error

@@ -78,9 +78,9 @@ def typed(param: str, given: TypedGrammar) -> Asked:
 def guided(front: Front, param: str, **args: Any) -> LogitsProcessor:
     """The processor that makes answers fit; `param`: the client's field. None among `args` is left out.
 
-    One of `json` (a JSON schema or its text), `json_object` (True), `regex`, `grammar` (Lark or GBNF), `choice`
-    (texts) and `lark` (a parser's own, with `tags`) says what fits; the engine checks it before the request is
-    queued. Raises RequestError where no plugin brings such a processor.
+    One of these arguments says what fits: `json` (a JSON schema or its text), `json_object` (True), `regex`,
+    `grammar` (Lark or GBNF), `choice` (texts), or `lark` (a parser's own, with `tags`). The engine checks it before
+    the request is queued. Raises RequestError if no plugin brings such a processor.
     """
     if NAME not in front.processors:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine takes: the steps that every dialect shares."""
+"""From a request's fields to the engine's arguments: the steps that every dialect shares."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 from llmcore.api.bridge import BeamSearch, Hint, Prompt, SamplingParams, Submit
 from llmcore.api.errors import RequestError
+from llmcore.api.protocols import Tokenizer
 from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
 
+from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front
-from llmcore_server.settings import Prompts
 
 MAX_PROMPTS = 256
 """Most prompts in one HTTP request."""
@@ -23,11 +24,11 @@ MAX_CHOICES = 1024
 """Most choices in one HTTP request: prompts times n."""
 
 CHARACTERS_PER_TOKEN = 16
-"""A text is tokenized up to so many characters for each token of the longest prompt. Prose and code have about four,
-and tokenizing takes some fifty bytes of memory for each of them, whatever is done with the tokens afterwards."""
+"""A text is tokenized up to this number of characters for each token of the longest prompt. Prose and code have about
+four. Tokenizing takes some fifty bytes of memory for each character."""
 
 LEAST_CHARACTERS = 1 << 18
-"""So many characters are tokenized however short the longest prompt is."""
+"""At least this number of characters is tokenized, however short the longest prompt is."""
 
 
 LEFT = "left"
@@ -125,7 +126,7 @@ def prompt_ids(
         raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
     if keep is not None:
         ids = ids[-keep:] if side == LEFT else ids[:keep]
-    limit, mode = front.facts.max_input_len, front.config.section(Prompts).long_truncation_mode
+    limit, mode = front.facts.max_input_len, front.prompts.long_truncation_mode
     if mode is not None:
         ids = truncated(ids, min(limit, front.facts.max_total_len - (max_new_tokens or 1)), mode)
     if len(ids) > limit:
@@ -148,8 +149,8 @@ def encode(front: Front, text: str, *, param: str, add_special_tokens: bool = Tr
 
 
 def check_readable(front: Front, given: str | Sequence[object], *, param: str) -> None:
-    """Refuse what is so long, in characters or as a list, that it is not worth the time and memory to look at it, also
-    where all but its end would be cut: the tokens at the end of a text depend on all that is before it."""
+    """Refuse a text or a list that is too long to spend time and memory on. This holds even if all but its end would
+    be cut, because the tokens at the end of a text depend on all that is before it."""
     most = max(LEAST_CHARACTERS, CHARACTERS_PER_TOKEN * front.facts.max_input_len)
     if len(given) > most:
         what = "characters" if isinstance(given, str) else "elements"
@@ -185,7 +186,7 @@ def check_ids(front: Front, ids: Sequence[int], *, param: str) -> None:
 
 
 def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, source: str) -> int:
-    """How many tokens may be generated: `asked`, or the rest of the context where that is None.
+    """The number of tokens that may be generated: `asked`, or the rest of the context if that is None.
 
     Raises RequestError when `asked` does not fit; nothing is ever cut silently. `source` says where the prompt was
     ("messages" or "prompt"), for the message.
@@ -271,16 +272,16 @@ def without_words(front: Front, sampling: SamplingParams, words: Sequence[str] |
 
 
 NO_SEED = -1
-"""What clients of several servers send for none."""
+"""The value that clients of several servers send for none."""
 
 
 def seed(given: int | None) -> int:
-    """The request's, or one that nobody can guess where it brings none."""
+    """The request's seed, or an unpredictable one if it brings none."""
     return secrets.randbits(63) if given is None or given == NO_SEED else given
 
 
 def salt(text: str | None) -> bytes:
-    """What keeps a client's prefix cache apart from others'; empty where it asks for none."""
+    """The salt that keeps a client's prefix cache apart from others'; empty if the client asks for none."""
     return hashlib.sha256(text.encode()).digest()[:16] if text else b""
 
 
@@ -338,3 +339,34 @@ def submit(
         priority=priority or 0,
         hints=dict(hints or {}),
     )
+
+
+FILLS: tuple[tuple[str, str, str], ...] = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+"""Tokens that stand before the text, between it and what follows the gap, and after both, as models are trained."""
+
+
+def filled(front: Front, prompt: str | Sequence[int], suffix: str, *, param: str = "suffix") -> str:
+    """The prompt that makes a model fill the gap between `prompt` and `suffix`, which is in field `param`.
+
+    Raises RequestError where `prompt` is token ids, or the model was not trained for it.
+    """
+    if not isinstance(prompt, str):
+        raise refusal(param, "it goes with prompts that are texts, not token ids", "unsupported_parameter")
+    for before, between, after in FILLS:
+        if all(_is_token(front.tokenizer, token) for token in (before, between, after)):
+            return f"{before}{prompt}{between}{suffix}{after}"
+    raise refusal(
+        param, "this model's tokenizer has no tokens to fill in the middle with; leave it out", "unsupported_parameter"
+    )
+
+
+def _is_token(tokenizer: Tokenizer, text: str) -> bool:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return len(ids) == 1 and tokenizer.token(ids[0]) == text

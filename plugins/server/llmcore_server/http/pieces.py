@@ -1,4 +1,4 @@
-"""JSON that is made while it is sent: the values it is made from take a tenth of its room."""
+"""JSON that is made while it is sent, because the values that it is made from take a tenth of its memory."""
 
 from __future__ import annotations
 

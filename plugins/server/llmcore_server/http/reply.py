@@ -1,4 +1,4 @@
-"""The answer to one request, sent later and from any thread."""
+"""The answer to one request, sent later and from any thread, and the comments that keep a silent stream open."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from llmcore_server.http.terms import Terms
+from llmcore_server.http.deadlines import Deadline, Deadlines, Terms
 
 _STATUSES = range(200, 600)
 
 
 class Transport(Protocol):
-    """What carries a reply; its calls are made one at a time, in order, and never block.
+    """Carries a reply. Its calls are made one at a time, in order, and never block.
 
     `stream_type`: the content type of a stream, set before its first part.
     """
@@ -38,11 +38,12 @@ class Transport(Protocol):
         """A long answer with status 200. `pieces` is asked for the next one when the client has taken the last."""
 
     def send_probe(self) -> None:
-        """Something that is no part of the answer."""
+        """Send bytes that are not a part of the answer."""
 
 
 class Detach(BaseException):
-    """Unwinds a worker thread out of a response that others will write. No `Exception`, so nobody handles it."""
+    """Unwinds a worker thread out of a response that others will write. It is not an `Exception`, so no handler
+    catches it."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__()
@@ -57,8 +58,8 @@ class Reply:
 
     Anything else is a TypeError, after which the right thing can still be sent.
 
-    When the client leaves before that, the `on_close` callbacks run and what is sent from then on is dropped. To the
-    HTTP server it is a response body that detaches itself when iterated.
+    If the client leaves before that, the `on_close` callbacks run, and later data is dropped. To the HTTP server it is
+    a response body that detaches itself when iterated.
     """
 
     __slots__ = (
@@ -85,16 +86,16 @@ class Reply:
 
     @property
     def closed(self) -> bool:
-        """Whether the client has left, or the request was answered in another way."""
+        """True if the client has left, or the request was answered in another way."""
         return self._abandoned
 
     @property
     def streaming(self) -> bool:
-        """Whether a stream has begun and goes on: an error is a part of it then."""
+        """True while a stream goes on; an error is then a part of the stream."""
         return self._phase == "streaming"
 
     def stream_as(self, content_type: str) -> None:
-        """What `stream` will send, if no server-sent events: "application/x-ndjson", say. Call it before `stream`."""
+        """Call this first if `stream` does not send server-sent events, but e.g. "application/x-ndjson"."""
         self._transport.stream_type = content_type
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
@@ -166,7 +167,7 @@ class Reply:
         callback()
 
     def probe(self) -> None:
-        """The client sends nothing more: find out whether it still reads. Called by the transport's side."""
+        """The client sends nothing more: find out if it still reads. Called by the transport's side."""
         with self._lock:
             if self._abandoned or self._phase == "done":
                 return
@@ -176,7 +177,7 @@ class Reply:
                 self._early.append(self._transport.send_probe)
 
     def attach(self) -> None:
-        """The worker thread has let go: send what was kept back so far. Called by the transport's side."""
+        """The worker thread has let go: send the data that was kept back. Called by the transport's side."""
         with self._lock:
             early, self._early = self._early or [], None
             for send in early:
@@ -208,3 +209,41 @@ class Reply:
         if self._phase not in allowed:
             raise RuntimeError(f"this reply is {self._phase} already")
         self._phase = phase
+
+
+COMMENT = b": keep-alive\n\n"
+"""A comment, as server-sent events have them: no client sees it."""
+
+
+class KeepAlive:
+    """Sends a comment on `reply` whenever nothing was sent for `seconds`, until `end`. The bridge's thread sends it.
+
+    The first comment brings status 200, so a later error is an event of the stream.
+    """
+
+    def __init__(self, reply: Reply, deadlines: Deadlines, seconds: float) -> None:
+        self._reply = reply
+        self._deadlines = deadlines
+        self._seconds = seconds
+        self._ended = False
+        self._began = time.monotonic()
+        self._next: Deadline | None = None
+        self._wait()
+
+    def end(self) -> None:
+        """The stream is over. From any thread."""
+        self._ended = True
+        if self._next is not None:
+            self._next.cancel()
+
+    def _wait(self) -> None:
+        self._next = self._deadlines.add(max(self._began, self._reply.sent) + self._seconds, self._look)
+        if self._ended:
+            self._next.cancel()
+
+    def _look(self) -> None:
+        if self._ended:
+            return
+        if time.monotonic() - max(self._began, self._reply.sent) >= self._seconds:
+            self._reply.stream(COMMENT)
+        self._wait()

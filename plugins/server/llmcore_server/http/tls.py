@@ -15,13 +15,12 @@ import sys
 from collections import Counter
 
 import zmq
-from llmcore.api.counters import TALLIES, ServerFigures
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 
 from llmcore_server import child
+from llmcore_server.http.access import announcement
 from llmcore_server.http.certificate import server_context
-from llmcore_server.http.peer import announcement
 from llmcore_server.http.streaming.limits import (
     REFUSALS,
     SPARE_FILES,
@@ -31,9 +30,8 @@ from llmcore_server.http.streaming.limits import (
     too_many,
     too_many_of_address,
 )
-from llmcore_server.http.streaming.refusal import Unread, refusal
-from llmcore_server.messages import HEARTBEAT_SECONDS, Alive, Outlet, Tallied, TlsLaunch, ToSupervisor, WorkerReady
-from llmcore_server.server_status import rows
+from llmcore_server.http.streaming.tasks import Unread, refusal
+from llmcore_server.messages import HEARTBEAT_SECONDS, Alive, Outlet, Tally, TlsLaunch, ToSupervisor, WorkerReady
 from llmcore_server.settings import Access, Server
 
 HANDSHAKE_SECONDS = 10.0
@@ -43,8 +41,8 @@ CHUNK = 1 << 16
 class Terminator:
     """Carries connections between the listening socket and the workers'.
 
-    `most`: at a time; so many as the workers answer, if only by a 503. `per_address`: most of one address, which the
-    workers cannot see; 0 for any number. Who comes beyond that is answered here.
+    `most`: the limit at a time; it is the number that the workers answer, if only by a 503. `per_address`: the limit
+    per address, which the workers cannot see; 0 for any number. Connections beyond a limit are refused here.
     """
 
     def __init__(self, workers: str, *, most: int, per_address: int) -> None:
@@ -85,9 +83,9 @@ class Terminator:
             asyncio.ensure_future(_carry(back_reader, writer)),
         ]
         try:
-            # Whoever ends first ends both: TLS has no half-closed connections, and a client that left is to be
-            # noticed at once. But a worker that refuses a request still takes what the client sends, so that the
-            # client can read why.
+            # The first end ends both: TLS has no half-closed connections, and a client disconnect is to be noticed at
+            # once. But a worker that refuses a request still takes the client's bytes, so that the client can read
+            # why.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             if not ways[0].done() and _still_reads(back_writer):
                 await asyncio.wait(ways[:1], timeout=Limits.longest_linger_seconds)
@@ -148,8 +146,8 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 def most_connections(config: Config) -> int:
-    """As many as all workers answer, or as many as this process may have files for, two each: as many as one worker
-    answers at least (ConfigError)."""
+    """The number that all workers answer, or that this process has files for, two each. Raises ConfigError if that is
+    less than one worker answers."""
     answered = connections(config) + REFUSALS
     spare = REFUSALS + SPARE_FILES
     files = raise_open_files(2 * answered + spare, 2 * answered * config.section(Server).httpserver_workers + spare)
@@ -174,14 +172,13 @@ async def run(launch: TlsLaunch, most: int) -> None:
         backlog=2048,
     )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outlet = Outlet(context, launch.addresses.control)
+    outlet = Outlet(context, launch.control)
     outlet.send(ToSupervisor(launch.name, WorkerReady()))
-    told = ServerFigures()
+    tally = Tally()
     while not stop.is_set():
         outlet.send(ToSupervisor(launch.name, Alive()))
-        if (figures := TALLIES.figures()) != told:  # who was refused here
-            told = figures
-            outlet.send(ToSupervisor(launch.name, Tallied(rows(figures), figures.gaps, figures.gap_seconds)))
+        if news := tally.news():  # the connections that were refused here
+            outlet.send(ToSupervisor(launch.name, news))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), HEARTBEAT_SECONDS)
     server.close()

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,20 +29,17 @@ from llmcore_server.http.app import build_app
 from llmcore_server.http.bridge import WireBridge
 from llmcore_server.http.front import Front, Route
 from llmcore_server.http.healing import check_healing
-from llmcore_server.http.observers import Observers
-from llmcore_server.http.request_log import log_request
+from llmcore_server.http.observers import Observers, log_request
 from llmcore_server.http.streaming import HttpServer, Limits
 from llmcore_server.http.streaming.limits import connections
 from llmcore_server.messages import WorkerLaunch
 from llmcore_server.settings import Access, Prompts, Server
+from llmcore_server.templates import render_in_children
 
 logger = logging.getLogger(__name__)
 
-TURN_SECONDS = 5.0
-"""A main loop that has not turned for this long is stuck, whatever the hub does; it turns every second at least."""
-
 STATE_SECONDS = 2.0
-"""How long to wait for the supervisor's first word before serving without it."""
+"""Seconds to wait for the supervisor's first message before serving without it."""
 
 
 def main() -> int:
@@ -72,6 +68,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     parsers = [spec for spec, _ in registry.specs(OutputParserSpec)]
     model = launch.config.model
     tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), model.tokenizer_mode, model.chat_template, parsers)
+    render_in_children(tokenizer)
     if launch.config.section(Prompts).token_healing_mode:
         check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
@@ -106,7 +103,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     signal.signal(child.STOP, lambda *_: server.stop(launch.config.section(Server).drain_timeout))
     deaf = threading.Event()
     hub = threading.Thread(target=_run_hub, args=(bridge, server, deaf), name="hub")
-    # What a worker is made of will never be garbage; looking through it would hold up every stream for tens of ms.
+    # These objects live as long as the worker; a look through them would delay every stream by tens of ms.
     gc.collect()
     gc.freeze()
     hub.start()
@@ -129,9 +126,9 @@ def dialect_routes(registry: Registry, front: Front) -> Iterator[tuple[Route, st
 
 
 def _run_hub(bridge: WireBridge, server: HttpServer, deaf: threading.Event) -> None:
-    """Without its hub a worker is deaf: then it ends, and the supervisor starts another."""
+    """Without its hub a worker hears nothing, so it ends, and the supervisor starts another."""
     try:
-        bridge.run(lambda: time.monotonic() - server.turned < TURN_SECONDS)
+        bridge.run(server.turns)
     except BaseException:  # an exit would end this thread without a word
         logger.exception("the hub of this worker failed")
         deaf.set()

@@ -7,7 +7,7 @@ from llmcore.api import MetricSinkSpec, hookimpl
 
 @hookimpl
 def register_metric_sinks() -> Iterable[MetricSinkSpec]:
-    """What `/metrics` shows."""
+    """The sink that writes `/metrics`."""
     yield MetricSinkSpec(
         name="prometheus",
         summary="figures in Prometheus' text format at /metrics",

@@ -14,7 +14,7 @@ from llmcore_server.prometheus import tables
 from llmcore_server.prometheus.tables import PREFIX
 
 _CACHE = "cache_"
-"""How the prefix cache's own figures begin."""
+"""The beginning of the names of the prefix cache's own figures."""
 
 _OUTCOMES = {"stop": "request_success", "length": "request_success", "abort": "request_abort"}
 
@@ -72,7 +72,7 @@ class PrometheusSink:
 
 
 class _Server(Collector):
-    """What is counted elsewhere, as it was last heard of."""
+    """The newest totals of the processes, which count them elsewhere."""
 
     def __init__(self) -> None:
         self.figures = ServerFigures()

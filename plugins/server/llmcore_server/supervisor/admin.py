@@ -1,92 +1,59 @@
-"""The admin listener as its supervisor sees it: a child that is told how the server is, and never waited for."""
+"""The admin listener as its supervisor sees it: a child that gets the server's status, and is never waited for."""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Sequence
 
-import zmq
-from llmcore.api.bridge import Load
 from llmcore.api.errors import ConfigError
-from llmcore.config import Config
 
-from llmcore_server.messages import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
-from llmcore_server.server_status import Overview, rows
+from llmcore_server.messages import AdminLaunch, Probe, ServerFacts, rows
+from llmcore_server.server_status import Overview
 from llmcore_server.settings import Server
-from llmcore_server.supervisor import listener as listening
-from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.engine import Engine
+from llmcore_server.supervisor.entrance import bind, listen, listener_url
 from llmcore_server.supervisor.figures import Sinks
-from llmcore_server.supervisor.rundir import RunDirectory
-from llmcore_server.supervisor.single import Single
-from llmcore_server.supervisor.watchdog import Clock
+from llmcore_server.supervisor.restart import Kind
 
 MODULE = "llmcore_server.http.admin.process"
 NAME = "admin-0"
 TELL_SECONDS = 0.5
 
 
-class Admin(Single):
+class Admin(Kind):
     """Its socket, bound and listening from the start, and the process that serves it.
 
-    Raises ConfigError for an address that cannot be had.
+    Raises ConfigError for an address that cannot be used.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        directory: RunDirectory,
-        addresses: Addresses,
-        context: zmq.Context[zmq.Socket[bytes]],
-        clock: Clock,
-    ) -> None:
-        super().__init__(NAME, "the admin listener", config.section(Server).watchdog_timeout, clock)
-        self._config = config
-        self._directory = directory
-        self._addresses = addresses
-        self._context = context
-        self._outlet: Outlet | None = None
+    def __init__(self, spawner: Spawner) -> None:
+        super().__init__("the admin listener", spawner)
         self._due, self._told = 0.0, ""
         self._steps, self._stepped, self._probing = 0, 0.0, False
-        self._socket = None if config.section(Server).disable_admin else _bind(config)
+        server = spawner.config.section(Server)
+        self._socket = None if server.disable_admin else _bind(server)
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Its line of the start-up summary."""
-        return () if self._socket is None else (("dashboard", f"{listening.url(self._socket)}/dashboard"),)
+        return () if self._socket is None else (("dashboard", f"{listener_url(self._socket)}/dashboard"),)
 
-    def spawn_missing(self) -> Child | None:
-        """Start the process where one is wanted and none runs."""
-        bound = self._socket
-        return None if bound is None else self._start(lambda: self._spawn(bound))
+    @property
+    def _wanted(self) -> int:
+        return int(self._socket is not None)
 
-    def _spawn(self, bound: socket.socket) -> Child:
-        launch = AdminLaunch(
-            name=NAME,
-            parent=os.getpid(),
-            log=str(self._directory.log(NAME)),
-            addresses=self._addresses,
-            config=self._config,
-            mailbox=self._directory.address(NAME),
-            listen_fd=bound.fileno(),
-        )
-        outlet = Outlet(self._context, launch.mailbox, most=8)
-        try:
-            child = Child(MODULE, launch, (bound.fileno(),))
-        except OSError:
-            outlet.close(0.0)
-            raise
-        self._outlet = outlet
-        return child
+    def _spawn(self) -> Child:
+        assert self._socket is not None
+        fd, mailbox = self._socket.fileno(), self._spawner.directory.address(NAME)
+        return self._spawner.spawn(MODULE, AdminLaunch, NAME, (fd,), mailbox=mailbox, unread=8, listen_fd=fd)
 
-    def tell(self, not_ready: str, engines: Sequence[Engine], server: ServerFacts, sinks: Sinks) -> None:
-        """Say how the server is, when it is time, or when a step is waited for and has been done."""
-        if self._outlet is None:
+    def tell(self, not_ready: str, engine: Engine, server: ServerFacts, sinks: Sinks) -> None:
+        """Send the status, when it is time, or when an awaited step has finished."""
+        if not self._running:
             return
-        engine = engines[-1] if engines else None
-        load, now = (engine.load if engine is not None else Load()), time.monotonic()
+        load, now = engine.load, time.monotonic()
         stepped = load.steps > self._steps
         if load.steps != self._steps:
             self._steps, self._stepped = load.steps, (now if stepped else 0.0)
@@ -96,62 +63,55 @@ class Admin(Single):
         self._told = not_ready
         self._due, self._probing = now + TELL_SECONDS, self._probing and not stepped
         figures = sinks.figures()
-        self._outlet.send(
-            Overview(
-                reason=not_ready,
-                stepped=self._stepped,
-                server=server,
-                load=load,
-                facts=engine.facts if engine is not None else None,
-                page=sinks.newest,
-                ended=dict(sinks.ended),
-                first_tokens=tuple(sinks.first_tokens),
-                gaps=figures.gaps,
-                counts=rows(figures),
-            )
+        overview = Overview(
+            reason=not_ready,
+            stepped=self._stepped,
+            server=server,
+            load=load,
+            facts=engine.facts,
+            page=sinks.newest,
+            ended=dict(sinks.ended),
+            first_tokens=tuple(sinks.first_tokens),
+            gaps=figures.gaps,
+            counts=rows(figures),
         )
+        for child in self.children():
+            child.tell(overview)
 
     def probe(self, engines: Sequence[Engine]) -> None:
-        """It wants to know whether a step can be done."""
+        """It asks whether a step can be done."""
         self._probing = True
         for engine in engines:
             engine.tell(Probe())
 
-    def forget(self) -> None:
-        """Make room for its replacement."""
-        if self._outlet is not None:
-            self._outlet.close(0.0)
-            self._outlet = None
-        super().forget()
-
     @property
     def hopeless(self) -> bool:
-        """Never: requests are served without it."""
+        """Always False: requests are served without it."""
         return False
 
     def close(self) -> None:
         """Close what is open; the process must have ended."""
-        self.forget()
+        super().close()
         if self._socket is not None:
             self._socket.close()
 
 
-def _bind(config: Config) -> socket.socket:
+def _bind(server: Server) -> socket.socket:
     """On `--admin_port`; without one on the port after the server's, or any that is free."""
-    asked, port = config.section(Server).admin_port, config.section(Server).port
+    asked, port = server.admin_port, server.port
     beside = port + 1 if 0 < port < 65535 else 0
     try:
-        return _listen(config, beside if asked is None else asked)
+        return _listen(server, beside if asked is None else asked)
     except ConfigError:
         if asked is not None or not beside:
             raise
-        return _listen(config, 0)
+        return _listen(server, 0)
 
 
-def _listen(config: Config, port: int) -> socket.socket:
-    bound = listening.bind(config.section(Server).admin_host, port, "admin_")
+def _listen(server: Server, port: int) -> socket.socket:
+    bound = bind(server.admin_host, port, "admin_")
     try:
-        listening.listen(bound, "admin_")
+        listen(bound, "admin_")
     except ConfigError:
         bound.close()
         raise

@@ -1,4 +1,6 @@
-"""A child process: started with its launch struct on a descriptor, watched by a pidfd, ended with its whole group."""
+"""Child processes. A child is started with its launch struct on a descriptor, watched by a pidfd, and ended with its
+whole process group.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,40 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
-from llmcore.config import child_environment
+import zmq
+from llmcore.config import Config, child_environment
 
 from llmcore_server.child import FROM_OUTSIDE
-from llmcore_server.messages import LastWords, Launch, encode_launch
+from llmcore_server.messages import LastWords, Launch, Outlet, encode_launch
+from llmcore_server.supervisor.rundir import CONTROL, RunDirectory
+from llmcore_server.supervisor.watchdog import Clock
 
 STACKS_SECONDS = 0.5
-"""How long a process that hangs has to write its stacks before it is killed."""
+"""The time that a hung process has to write its stacks before it is killed."""
 
 _MOST_WORDS = 1 << 17
 
 
 class Child:
-    """One running child. `pidfd` becomes readable when it has ended; what it started itself ends with it."""
+    """One running child. `pidfd` becomes readable when it has ended. The processes that it started end with it.
+
+    `outlet` leads to its mailbox.
+    """
 
     def __init__(
-        self, module: str, launch: Launch, pass_fds: Sequence[int] = (), *, thread_caches: bool = True
+        self,
+        module: str,
+        launch: Launch,
+        pass_fds: Sequence[int] = (),
+        *,
+        outlet: Outlet | None = None,
+        thread_caches: bool = True,
     ) -> None:
         self.name = launch.name
+        self._outlet = outlet
         self._killed = False
         # In memory: a full disk must not keep a server from replacing what died.
         self._papers = os.memfd_create(launch.name)
@@ -48,7 +64,7 @@ class Child:
                 )
             try:
                 self.pidfd = os.pidfd_open(self._process.pid)
-            except OSError:  # no descriptor is left: nobody could watch it
+            except OSError:  # no descriptor is left, so it could not be watched
                 self._process.kill()
                 self._process.wait()
                 raise
@@ -63,7 +79,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs; when it has ended, the rest of its group is ended and it is reaped."""
+        """True while it runs. When it has ended, this ends the rest of its group and reaps it."""
         if self._process.returncode is not None:
             return False
         if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -74,7 +90,7 @@ class Child:
 
     @property
     def last_words(self) -> LastWords | None:
-        """What it said before it ended, or while it ends."""
+        """The words that it left before it ended, or while it ends."""
         data = os.pread(self._papers, _MOST_WORDS, self._words_at)
         try:
             return msgspec.msgpack.decode(data, type=LastWords) if data else None
@@ -83,7 +99,7 @@ class Child:
 
     @property
     def ending(self) -> str:
-        """How it ended, for people."""
+        """The way it ended, for people."""
         if self.alive:
             return "is running"
         code = self._process.returncode
@@ -94,11 +110,11 @@ class Child:
 
     @property
     def killed(self) -> bool:
-        """True if a signal has ended it, so that another may fare better."""
+        """True if a signal has ended it, so another one may serve."""
         return not self.alive and self._process.returncode < 0
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, after waiting up to `seconds`."""
+        """Wait up to `seconds` for its end. Returns True if it has ended."""
         if self.alive:
             select.select([self.pidfd], [], [], max(0.0, seconds))
         return not self.alive
@@ -122,22 +138,75 @@ class Child:
         self.wait(STACKS_SECONDS)
         self.kill()
 
+    def tell(self, message: object) -> None:
+        """Send it a message. A child that does not read its mailbox misses it."""
+        if self._outlet is not None:
+            self._outlet.send(message)
+
     def close(self) -> None:
         """Give its descriptors back; it must have ended."""
+        if self._outlet is not None:
+            self._outlet.close(0.0)
         os.close(self.pidfd)
         os.close(self._papers)
 
     def _end_group(self) -> None:
-        """Not reaped yet, so that its number is its own still."""
+        # It is not reaped yet, so its number still belongs to it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _blocked() -> Iterator[None]:
-    """Inside, what is started begins with FROM_OUTSIDE blocked: it must not end of them before it can ignore them."""
+    """Inside, a process begins with FROM_OUTSIDE blocked, so that they cannot end it before it ignores them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Spawner:
+    """Starts the children of one server, which all report to its mailbox `control`.
+
+    `clock` measures the supervisor's patience with them.
+    """
+
+    def __init__(self, config: Config, directory: RunDirectory, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.config = config
+        self.directory = directory
+        self.control = directory.address(CONTROL)
+        self.clock = Clock()
+        self._context = context
+
+    def spawn(
+        self,
+        module: str,
+        kind: type[Launch],
+        name: str,
+        fds: Sequence[int] = (),
+        *,
+        mailbox: str = "",
+        unread: int = 10_000,
+        thread_caches: bool = True,
+        **more: Any,
+    ) -> Child:
+        """Start `module` with a launch of this kind, whose further fields are in `more`. Raises OSError.
+
+        `mailbox`: its endpoint. `unread`: the most messages that may lie unread there; later ones are lost.
+        """
+        launch = kind(
+            name=name,
+            parent=os.getpid(),
+            log=str(self.directory.log(name)),
+            control=self.control,
+            mailbox=mailbox,
+            **{"config": self.config, **more},
+        )
+        outlet = Outlet(self._context, mailbox, most=unread) if mailbox else None
+        try:
+            return Child(module, launch, fds, outlet=outlet, thread_caches=thread_caches)
+        except OSError:
+            if outlet is not None:
+                outlet.close(0.0)
+            raise

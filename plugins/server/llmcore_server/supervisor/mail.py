@@ -1,4 +1,4 @@
-"""What the supervisor hears from its children, and who is to know of it."""
+"""The mailbox of the supervisor, and the receivers of its messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GONE = EngineGone("the engine has stopped")
 
 @dataclass(frozen=True)
 class Notices:
-    """What the command line wants to hear of.
+    """The events that the command line shows.
 
     `progress(stage, done, total)` while the engine starts; `ready(url, facts)` once, when requests are accepted.
     """
@@ -40,12 +40,12 @@ class Notices:
 
 
 class Mail:
-    """The mailbox at `address`, which `processes.poller` watches too."""
+    """The mailbox at `endpoint`, which `processes.poller` watches too."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        address: str,
+        endpoint: str,
         processes: Processes,
         status: Status,
         notices: Notices,
@@ -53,7 +53,7 @@ class Mail:
         self._processes = processes
         self._status = status
         self._notices = notices
-        self._mailbox: Mailbox[ToSupervisor] = Mailbox(context, address, ToSupervisor)
+        self._mailbox: Mailbox[ToSupervisor] = Mailbox(context, endpoint, ToSupervisor)
         processes.poller.register(self._mailbox.socket, zmq.POLLIN)
 
     def read(self) -> None:
@@ -78,9 +78,8 @@ class Mail:
                 for engine in processes.called(sender):
                     engine.ready(body.facts)
             case WorkerReady():
-                if not processes.engine_serves():
+                if not processes.engines_serve():
                     processes.workers.tell(GONE)  # it began while there was none
-                processes.workers.ready(sender)
                 processes.heard(sender)
                 self._status.hurry()
             case Progress():

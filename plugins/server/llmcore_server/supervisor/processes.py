@@ -1,4 +1,4 @@
-"""The processes of one server: which there are, how they are started, and how those that die or hang are replaced."""
+"""The processes of one server: how they are started, how dead or hung ones are replaced, and why a child ended."""
 
 from __future__ import annotations
 
@@ -10,59 +10,94 @@ import time
 import msgspec
 import zmq
 from llmcore.api.counters import TALLIES
-from llmcore.config import Config
+from llmcore.api.errors import ConfigError, LlmcoreError, ServerError, StartupError
+from llmcore.config.process import memory_note
 
-from llmcore_server.messages import Addresses, Process, ServerFacts, WorkerGone
+from llmcore_server.messages import Process, ServerFacts, WorkerGone
 from llmcore_server.supervisor.admin import Admin
-from llmcore_server.supervisor.backoff import Starts
-from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.engine import Engine
 from llmcore_server.supervisor.entrance import Entrance
-from llmcore_server.supervisor.failures import Failures
-from llmcore_server.supervisor.rundir import RunDirectory
-from llmcore_server.supervisor.watchdog import Clock
-from llmcore_server.supervisor.workers import Workers
+from llmcore_server.supervisor.restart import MOST_IN_VAIN, Kind
+from llmcore_server.supervisor.rundir import PREFIX, RunDirectory
+from llmcore_server.supervisor.workers import Workers, number_of
 
 logger = logging.getLogger(__name__)
 
 
-class Processes:
-    """The engine, the HTTP workers, the end of TLS and the admin listener. `close` in any case.
+class Failures:
+    """Words for children that have ended."""
 
-    `poller` wakes at the end of any of them. Raises ConfigError for addresses that cannot be had, or a certificate
-    that cannot be used.
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+
+    def obituary(self, child: Child) -> str:
+        """The end of a child, for people: "failed: ... (log: ...)"."""
+        words = child.last_words
+        cause = f"failed: {words.message}" if words else child.ending + memory_note()
+        kept = self._directory.keep_log(child.name)
+        return cause + (f" (log: {kept})" if kept else "")
+
+    def lost(self, end: str) -> ServerError:
+        """The error that ends a server whose run directory was deleted. `end`: the event that needed it."""
+        path = self._directory.path
+        return ServerError(
+            f"{end}, and no process can be started, because {path} was deleted, where this server's sockets are; "
+            f"start the server again, and keep what cleans {path.parent} away from {path.parent}/{PREFIX}*"
+        )
+
+    def hopeless(self, end: str) -> ServerError:
+        """The error that ends a server that cannot be reached. `end`: the end of the last child that should serve."""
+        return ServerError(
+            f"{end}, as all {MOST_IN_VAIN} that were started in a row; mend its cause, and start the server again"
+        )
+
+    def kill_hung(self, child: Child, what: str) -> None:
+        """End a child that hangs; its stacks go with the message to the log."""
+        child.kill_with_stacks()
+        kept = self._directory.keep_log(child.name)
+        logger.error("%s and is killed%s", what, f"; its stacks are in {kept}" if kept else "")
+
+    def startup_error(self, child: Child) -> LlmcoreError:
+        """The error that ends a start-up because of this child."""
+        words = child.last_words
+        if words is not None and words.usage:
+            return ConfigError(words.message)
+        cause = words.message if words else f"it {child.ending}{memory_note()}"
+        if child.killed:
+            cause += "; start the server again, or give --health_monitor, which starts another in its place"
+        kept = self._directory.keep_log(child.name)
+        return StartupError(f"{child.name} could not start: {cause}", log=None if kept is None else str(kept))
+
+
+class Processes:
+    """The engines, the HTTP workers, the end of TLS and the admin listener. `close` in any case.
+
+    `poller` wakes at the end of any of them. Raises ConfigError for an address or a certificate that cannot be used.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        directory: RunDirectory,
-        addresses: Addresses,
-        context: zmq.Context[zmq.Socket[bytes]],
-        report_seconds: float,
-    ) -> None:
-        self._config = config
-        self._directory = directory
-        self._addresses = addresses
-        self._context = context
-        self._report_seconds = report_seconds
+    def __init__(self, spawner: Spawner, engine_module: str, engines: int, report_seconds: float) -> None:
+        self._directory = spawner.directory
+        self._clock = spawner.clock
         self._warned = False
-        self._clock = Clock()
-        self._engine_starts = Starts("the engine")
         self.poller = zmq.Poller()
-        self.failures = Failures(directory)
-        self.engines: list[Engine] = []
-        self.entrance = Entrance(config, directory, addresses, self._clock)
-        self.admin = Admin(config, directory, addresses, context, self._clock)
+        self.failures = Failures(spawner.directory)
+        self.engines = [Engine(index, engine_module, spawner, report_seconds) for index in range(engines)]
+        self.entrance = Entrance(spawner)
+        self.admin = Admin(spawner)
         self._facts = ServerFacts(url=self.entrance.url, started=time.time(), began=time.monotonic())
-        self.workers = Workers(config, context, directory, addresses, self.entrance.workers, self._clock)
+        self.workers = Workers(spawner, self.entrance.workers, tuple(engine.mailbox for engine in self.engines))
+        self._kinds: tuple[Kind, ...] = (self.workers, self.entrance, self.admin)
 
-    # --- who is there
+    # --- the children
+
+    def ranks(self) -> list[Child]:
+        """The ranks of all engines."""
+        return [rank for engine in self.engines for rank in engine.ranks]
 
     def all(self) -> list[Child]:
         """Every child that was not forgotten."""
-        engines = [engine.child for engine in self.engines]
-        return [*engines, *self.workers.children(), *self.entrance.children(), *self.admin.children()]
+        return self.ranks() + [child for kind in self._kinds for child in kind.children()]
 
     def facts(self) -> ServerFacts:
         """Its address, its start and its processes."""
@@ -71,54 +106,42 @@ class Processes:
 
     def starting(self) -> list[Child]:
         """Engines and workers that do not read their mailboxes yet."""
-        engines = [engine.child for engine in self.engines if engine.facts is None]
-        return engines + self.workers.starting()
+        loading = [rank for engine in self.engines if engine.facts is None for rank in engine.ranks]
+        return loading + self.workers.starting()
 
     def called(self, name: str) -> list[Engine]:
-        """The engine of that name, unless it has died and been forgotten."""
-        return [engine for engine in self.engines if engine.child.name == name]
+        """The engine of that name, unless it does not run."""
+        return [engine for engine in self.engines if engine.name == name and engine.ranks]
 
-    def engine_serves(self) -> bool:
-        """Whether there is an engine that requests can be sent to."""
-        return any(engine.facts and engine.child.alive for engine in self.engines)
+    def engines_serve(self) -> bool:
+        """True while requests can be sent to every engine."""
+        return all(engine.serves for engine in self.engines)
 
     def heard(self, name: str) -> None:
-        """The child called `name`, no engine, said something."""
-        self.workers.heard(name)
-        self.entrance.heard(name)
-        self.admin.heard(name)
+        """The child called `name`, which is not an engine, said something."""
+        for kind in self._kinds:
+            kind.heard(name)
 
     def wait(self, seconds: float) -> None:
-        """Until a message or the end of a child comes, a signal, or the time is over."""
+        """Wait for a message, the end of a child or a signal, at most `seconds`."""
         for ready, _ in self.poller.poll(math.ceil(seconds * 1000)):
             if isinstance(ready, int):
-                self.poller.unregister(ready)  # a child that has ended; its pidfd would wake us for ever
+                self.poller.unregister(ready)  # a child that has ended; its pidfd would wake us again and again
         self._clock.look()
 
     # --- starting
 
-    def spawn_engine(self, module: str) -> Engine | None:
-        """Start an engine; None where none can be started now."""
-        engine = self._engine_starts.start(
-            lambda: Engine(
-                module,
-                self._config,
-                self._directory,
-                self._addresses,
-                self._context,
-                self._report_seconds,
-                self._clock,
-            )
-        )
-        if engine is not None:
-            self.engines.append(engine)
-            self.poller.register(engine.child.pidfd, zmq.POLLIN)
-        return engine
+    def spawn_engine(self, engine: Engine) -> None:
+        """Start an engine that does not run, if it can be started now."""
+        for rank in engine.ranks or engine.spawn():
+            if rank.pidfd not in self.poller:
+                self.poller.register(rank.pidfd, zmq.POLLIN)
 
     def spawn_missing(self) -> None:
-        """Start what should run beside the engine and does not, where it is time."""
-        while child := self.workers.spawn_missing() or self.entrance.spawn_missing() or self.admin.spawn_missing():
-            self.poller.register(child.pidfd, zmq.POLLIN)
+        """Start the children beside the engines that should run and do not, when it is time."""
+        for kind in self._kinds:
+            while child := kind.spawn_missing():
+                self.poller.register(child.pidfd, zmq.POLLIN)
 
     # --- what dies or hangs
 
@@ -130,46 +153,45 @@ class Processes:
         self._look_at_directory()
         for child in self.workers.reap():
             self._unwatch(child)
-        for worker in self.workers.ended():
-            end = self._end_of(worker.child)
-            TALLIES.count("worker_restarts")
-            for engine in self.engines:
-                engine.tell(WorkerGone(worker.number))
-            self.workers.forget(worker)
-            self._go_on(end, hopeless=self.workers.hopeless)
-        for single in (self.entrance, self.admin):
-            if (dead := single.ended()) is not None:
-                end = self._end_of(dead)
-                single.forget()
-                self._go_on(end, hopeless=single.hopeless)
+        for kind in self._kinds:
+            for dead in kind.ended():
+                self._unwatch(dead.child)
+                end = f"{dead.child.name} {self.failures.obituary(dead.child)}"
+                if kind is self.workers:
+                    TALLIES.count("worker_restarts")
+                    for engine in self.engines:
+                        engine.tell(WorkerGone(number_of(dead.child)))
+                kind.forget(dead)
+                self._go_on(end, hopeless=kind.hopeless)
         self.spawn_missing()
 
     def kill_hung(self) -> None:
-        """Kill what does not get on with its work; it is replaced like everything that dies."""
+        """Kill the children that make no progress; they are replaced like all that die."""
         for engine in self.engines:
             if why := engine.hung:
-                self.failures.kill_hung(engine.child, why)
-        for child, why in [*self.workers.hung(), *self.entrance.hung(), *self.admin.hung()]:
-            self.failures.kill_hung(child, f"{child.name} {why}")
+                for rank in engine.ranks:
+                    self.failures.kill_hung(rank, why)
+        for kind in self._kinds:
+            for child, why in kind.hung():
+                self.failures.kill_hung(child, f"{child.name} {why}")
 
     def forget_engine(self, engine: Engine) -> None:
         """Make room for a dead engine's replacement."""
-        self._unwatch(engine.child)
-        self.engines.remove(engine)
-        engine.close()
+        for rank in engine.ranks:
+            self._unwatch(rank)
+        engine.forget()
 
     def close(self) -> None:
-        """End whatever still runs, at once, and close what is open to it."""
+        """End all that still run, at once, and close what is open to them."""
         children = self.all()
         for child in children:
             child.send(signal.SIGKILL)
         for child in children:
             child.kill()
         for engine in self.engines:
-            engine.close()
-        self.workers.close()
-        self.entrance.close()
-        self.admin.close()
+            engine.forget()
+        for kind in self._kinds:
+            kind.close()
 
     def _look_at_directory(self) -> None:
         if not self._directory.lost:
@@ -180,13 +202,8 @@ class Processes:
             self._warned = True
             logger.error("%s was deleted: nothing that dies can be replaced any more", self._directory.path)
 
-    def _end_of(self, child: Child) -> str:
-        """What became of a child that has ended; it is watched no more."""
-        self._unwatch(child)
-        return f"{child.name} {self.failures.obituary(child)}"
-
     def _go_on(self, end: str, *, hopeless: bool) -> None:
-        """Another is to be started: say so. ServerError where it would end as this one did."""
+        """Log that another child will start. Raises ServerError if it would end as this one did."""
         if self._directory.lost:
             raise self.failures.lost(end)
         if hopeless:

@@ -12,22 +12,22 @@ from pathlib import Path
 
 from llmcore.api.errors import ConfigError
 
-from llmcore_server.messages import Addresses
-
 IPC_ROOT = Path("/tmp")
 """As `--zmq_mode ipc:///tmp/` says, whatever TMPDIR is: the path of a socket has room for 107 bytes."""
 
 PREFIX = "llmcore-"
+CONTROL = "control"
+"""The name of the supervisor's mailbox."""
+
 _LOCK = "lock"
-_ENGINE, _CONTROL = "engine", "control"
 
 
 class RunDirectory:
-    """A directory with mode 0700 and a name nobody can guess, under /tmp or, where it holds no sockets, the system's
-    temporary one; gone after `remove`.
+    """A directory with mode 0700 and an unpredictable name, under /tmp or, if it holds no sockets, the system's
+    temporary folder. `remove` deletes it.
 
-    What a killed server left behind is removed when the next one starts: its lock is free then, whatever process
-    namespace it lived in. Raises ConfigError where no directory can be had.
+    The next server removes the directory of a killed one, whose lock is free then, whatever its process namespace was.
+    Raises ConfigError if no directory can be made.
     """
 
     def __init__(self, zmq_mode: str) -> None:
@@ -36,7 +36,7 @@ class RunDirectory:
             root = Path(tempfile.gettempdir()) if self._tcp else IPC_ROOT
             remove_stale(root)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
-            self._control = self.path / _CONTROL
+            self._control = self.path / CONTROL
             self._lock = _locked(self.path)
             # systemd-tmpfiles leaves a locked directory, whatever its age: without its sockets nothing can be replaced
             self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -48,13 +48,9 @@ class RunDirectory:
                 f"make room there and let it be written to, or {fix} where there is"
             ) from error
 
-    def addresses(self) -> Addresses:
-        """Where engine and supervisor are reached, for as long as the server runs."""
-        return Addresses(self.address(_ENGINE), self.address(_CONTROL))
-
     @property
     def lost(self) -> bool:
-        """Whether somebody has deleted it, or what is in it: who comes now would not find the supervisor's socket."""
+        """True if it or its content was deleted: a new child would not find the supervisor's socket."""
         return not self._tcp and not self._control.is_socket()
 
     def address(self, name: str) -> str:
@@ -65,7 +61,7 @@ class RunDirectory:
             return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
     def log(self, child: str) -> Path:
-        """Where a child writes its tracebacks and stacks."""
+        """The file for a child's tracebacks and stacks."""
         return self.path / f"{child}.log"
 
     def keep_log(self, child: str) -> Path | None:
@@ -109,7 +105,7 @@ def remove_stale(root: Path) -> None:
                 continue
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            continue  # it went away, or belongs to somebody else
+            continue  # it went away, or belongs to another user
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path.parent, ignore_errors=True)
@@ -120,7 +116,7 @@ def remove_stale(root: Path) -> None:
 
 
 def _locked(directory: Path) -> int:
-    """The descriptor of the directory's lock, which is held before anybody can see it."""
+    """The descriptor of the directory's lock, which is held before others can see it."""
     hidden = directory / f"{_LOCK}.new"
     descriptor = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

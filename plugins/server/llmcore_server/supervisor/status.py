@@ -1,4 +1,4 @@
-"""How the server is: whether it is ready, why not, and its figures, told to workers, admin listener and log."""
+"""The status of the server: its readiness and its figures, for workers, the admin listener and the log."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ STARTING = "the server is starting"
 
 @dataclass(frozen=True)
 class Pace:
-    """How often figures go on their way, in seconds: from the engine, and to the workers, who show them."""
+    """Seconds between two reports of figures: from the engine, and to the workers, which show them."""
 
     engine: float = HEARTBEAT_SECONDS
     workers: float = 1.0
 
 
 class Status:
-    """What is said of one server. `not_ready`: why it takes no requests, "" while it does."""
+    """The status of one server. `not_ready`: the reason why it takes no requests, or ""."""
 
     def __init__(self, config: Config, sinks: Sinks, processes: Processes, pace: Pace) -> None:
         self._server = config.section(Server)
@@ -42,7 +42,7 @@ class Status:
         self._due = 0.0
 
     def hurry(self) -> None:
-        """Somebody is new and knows nothing yet."""
+        """Report at once, because a new worker knows nothing yet."""
         self._due = 0.0
 
     def report(self, load: Load) -> None:
@@ -71,7 +71,7 @@ class Status:
         """The same to the admin listener, which wants it more often."""
         processes = self._processes
         reason = self.not_ready or processes.workers.absence
-        processes.admin.tell(reason, processes.engines, processes.facts(), self.sinks)
+        processes.admin.tell(reason, processes.engines[0], processes.facts(), self.sinks)
 
     def renewed(self) -> None:
         """Another engine serves, which counts from 0."""

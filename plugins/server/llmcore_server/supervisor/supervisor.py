@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -15,34 +18,82 @@ from llmcore.config import Config, with_plugins
 from llmcore.registry.loader import build_registry
 from llmcore.registry.registry import Registry
 
-from llmcore_server.child import STOP
+from llmcore_server.child import FROM_OUTSIDE, STOP
 from llmcore_server.messages import Shutdown
 from llmcore_server.settings import Push, Server
-from llmcore_server.supervisor.backoff import BackOff
-from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.engine import Engine
 from llmcore_server.supervisor.figures import Sinks
 from llmcore_server.supervisor.mail import GONE, Mail, Notices
 from llmcore_server.supervisor.processes import Processes
+from llmcore_server.supervisor.restart import BackOff
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.status import STARTING, Pace, Status
-from llmcore_server.supervisor.stops import Stops
 from llmcore_server.supervisor.texts import check_options, prepare_tokenizer, with_parsers
 
 logger = logging.getLogger(__name__)
 
+MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Without a handler they would end the process before it has cleaned up."""
+
+
+@dataclass
+class Stops:
+    """The number of times that the process was asked to stop."""
+
+    count: int = 0
+    _interrupts: bool = False
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Inside, FROM_OUTSIDE are counted and have no other effect. Ignored ones stay ignored, as SIGHUP under nohup.
+
+        Afterwards all are ignored: the process ends, with the exit code that it has by then.
+        """
+
+        def on_signal(number: int, frame: object) -> None:
+            self.count += 1
+            if self._interrupts:
+                raise Stopped
+
+        for number in FROM_OUTSIDE:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, on_signal)
+        for number in MEANINGLESS:  # not SIG_IGN, which children would inherit
+            signal.signal(number, lambda *_: None)
+        try:
+            yield
+        finally:
+            for number in (*FROM_OUTSIDE, *MEANINGLESS):
+                signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside, they raise Stopped too."""
+        self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False
+
+
 ENGINE_MODULE = "llmcore_server.engine.process"
 TICK_SECONDS = 0.25
 FAREWELL_SECONDS = 1.0
-"""How long workers still answer (503) after the engine has died."""
+"""The time for which workers still answer (503) after the engine has died."""
 LAST_SECONDS = 2.0
-"""How long a child that was told to end may take, on top of its grace."""
+"""The time that a child may take to end, on top of its grace."""
 UNDO_SECONDS = 5.0
-"""The same of one that is still starting: it may be in the middle of something."""
+"""The same for a child that is still starting, because it may be in the middle of something."""
 
 
 def serve(
-    config: Config, notices: Notices | None = None, *, engine_module: str = ENGINE_MODULE, pace: Pace | None = None
+    config: Config,
+    notices: Notices | None = None,
+    *,
+    engine_module: str = ENGINE_MODULE,
+    engines: int = 1,
+    pace: Pace | None = None,
 ) -> int:
     """Run a server until it is told to stop; the exit code: 0 after SIGTERM or SIGINT, 1 if the engine died.
 
@@ -55,7 +106,9 @@ def serve(
     stops = Stops()
     registry = build_registry(config)
     with stops.counting(), registry.lifetime(config):
-        supervisor = Supervisor(config, registry, notices or Notices(), stops, pace or Pace(), engine_module)
+        supervisor = Supervisor(
+            config, registry, notices or Notices(), stops, pace or Pace(), (engine_module, engines)
+        )
         try:
             return supervisor.run()
         finally:
@@ -63,9 +116,9 @@ def serve(
 
 
 class Supervisor:
-    """One server's life: how it starts, what happens while it serves, and how it ends. `close` in any case.
+    """One server's life: its start, its work and its end. `close` in any case.
 
-    Made after `on_startup`, on which a metric sink may build.
+    It is made after `on_startup`, on which a metric sink may build. `engines`: their module and their number.
     """
 
     def __init__(
@@ -75,25 +128,26 @@ class Supervisor:
         notices: Notices,
         stops: Stops,
         pace: Pace,
-        engine_module: str,
+        engines: tuple[str, int],
     ) -> None:
-        self._engine_module = engine_module
         self._config = config
+        self._server = config.section(Server)
         self._notices = notices
         self._stops = stops
         self._registry = registry
         sinks = Sinks(self._registry, config.section(Push))
-        self._directory = RunDirectory(config.section(Server).zmq_mode)
-        addresses = self._directory.addresses()
+        self._directory = RunDirectory(self._server.zmq_mode)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        spawner = Spawner(config, self._directory, self._context)
         try:
-            self._processes = Processes(config, self._directory, addresses, self._context, pace.engine)
+            self._processes = Processes(spawner, *engines, pace.engine)
         except LlmcoreError:
             self._directory.remove()
             raise
+        self._engines = self._processes.engines
         self._status = Status(config, sinks, self._processes, pace)
-        self._mail = Mail(self._context, addresses.control, self._processes, self._status, notices)
-        self._backoff = BackOff(config.section(Server).restart_pause, config.section(Server).restart_limit)
+        self._mail = Mail(self._context, spawner.control, self._processes, self._status, notices)
+        self._backoff = BackOff(self._server.restart_pause, self._server.restart_limit)
 
     def run(self) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
@@ -101,34 +155,34 @@ class Supervisor:
         try:
             started = self._start()
             code = self._watch() if started else 0
-            grace = 0.0 if code or not started else self._config.section(Server).drain_timeout
-        finally:  # also after an error: what was started may have something to put away
+            grace = 0.0 if code or not started else self._server.drain_timeout
+        finally:  # also after an error: a child may have something to put away
             served = self._drain(grace)
         return code if served else 1
 
     def close(self) -> None:
-        """End whatever still runs, at once, and remove the run directory."""
+        """End all that still run, at once, and remove the run directory."""
         self._processes.close()
         self._status.sinks.close()
         self._mail.close()
         self._context.term()
         self._directory.remove()
 
-    # --- how it starts
+    # --- the start
 
     def _start(self) -> bool:
         """Start everything. True once requests are accepted, False if told to stop meanwhile."""
         check_options(self._registry, self._config)
         processes = self._processes
         processes.spawn_missing()
-        if not self._wait_until(lambda: bool(processes.engines or processes.spawn_engine(self._engine_module))):
+        if not self._wait_until(self._engines_run):
             return False
         try:
             with self._stops.interrupting():  # while the engine loads
                 tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
         except Stopped:
             return False
-        if not self._wait_until(lambda: self._engine.facts is not None):
+        if not self._wait_until(lambda: all(engine.facts is not None for engine in self._engines)):
             return False
         processes.entrance.listen()
         config, facts = with_parsers(self._registry, self._config, self._facts, tokenizer_dir)
@@ -137,30 +191,31 @@ class Supervisor:
         if not self._wait_until(self._all_ready):
             return False
         self._status.not_ready = ""
-        self._status.publish(self._engine.load)
+        self._status.publish(self._engines[0].load)
         self._notices.ready(processes.entrance.url, msgspec.structs.replace(self._facts, report=report))
         return True
 
     @property
-    def _engine(self) -> Engine:
-        """The one that serves, loads, or was the last to die."""
-        return self._processes.engines[-1]
-
-    @property
     def _facts(self) -> ModelFacts:
-        facts = self._engine.facts
+        facts = self._engines[0].facts
         assert facts is not None
         return facts
 
+    def _engines_run(self) -> bool:
+        """Start the engines that do not run. Returns True if all run."""
+        for engine in self._engines:
+            self._processes.spawn_engine(engine)
+        return all(engine.ranks for engine in self._engines)
+
     def _all_ready(self) -> bool:
         processes = self._processes
-        return processes.engine_serves() and processes.workers.all_ready() and processes.entrance.ready
+        return processes.engines_serve() and processes.workers.all_ready() and processes.entrance.ready
 
     def _wait_until(self, ready: Callable[[], bool]) -> bool:
         """Handle messages until `ready`; False if told to stop.
 
-        A child that a signal ends meanwhile is replaced, as it is later. StartupError, or ConfigError with its own
-        words, for one that ends by itself: another would do the same.
+        A child that a signal ends meanwhile is replaced, as it is later. A child that ends by itself raises
+        StartupError, or ConfigError with the child's own words, because another one would end in the same way.
         """
         while not ready():
             if self._stops.count:
@@ -173,57 +228,61 @@ class Supervisor:
                     child.wait(1.0)
                     raise self._processes.failures.startup_error(child)
             self._processes.replace_dead()
-            if self._processes.engines and self._engine.child.killed:
-                if not self._revive():
+            for engine in self._engines:
+                dead = engine.dead
+                if dead is None or not dead.killed:
+                    continue
+                if not self._revive(engine):
                     if self._stops.count:
                         return False
-                    raise self._processes.failures.startup_error(self._engine.child)
+                    raise self._processes.failures.startup_error(dead)
                 self._status.not_ready = STARTING
         return True
 
-    # --- what happens while it serves
+    # --- while it serves
 
     def _watch(self) -> int:
-        """Until told to stop (0), or the engine is gone and there is to be no other (1)."""
+        """Watch until told to stop (0), or an engine is gone and is not replaced (1)."""
         while not self._stops.count:
             self._turn()
-            self._look_after(self._engine.load)
-            if not self._engine.child.alive:
-                if not self._revive():
+            self._look_after(self._engines[0].load)
+            for engine in self._engines:
+                if engine.dead is None:
+                    continue
+                if not self._revive(engine):
                     return 0 if self._stops.count else 1
                 self._status.renewed()
         return 0
 
     def _look_after(self, load: Load) -> None:
-        """Whether the engine serves, is waited for, or loads: all others are kept running, and are told how it is."""
+        """Keep all children but dead engines running, and tell them the status, whatever state the engine is in."""
         self._processes.replace_dead()
         self._processes.kill_hung()
         self._status.report(load)
 
-    def _revive(self) -> bool:
-        """Restart the engine process. Returns True once it serves, and False if there is to be none or the server is
-        asked to stop.
+    def _revive(self, engine: Engine) -> bool:
+        """Restart an engine that has died. Returns True once it serves, and False if it is not to be replaced or the
+        server is asked to stop.
 
-        Workers answer 503 meanwhile. They are replaced too: what they know of the model came from the dead engine.
+        Workers answer 503 meanwhile. They are replaced too, because they know the model from the dead engine.
         """
         while True:
-            dead = self._engine
-            pause = self._backoff.pause(time.monotonic()) if self._config.section(Server).health_monitor else None
-            self._announce_death(dead, pause)
+            load = engine.load
+            pause = self._backoff.pause(time.monotonic()) if self._server.health_monitor else None
+            self._announce_death(engine, pause)
             if pause is None:
                 return False
-            self._processes.forget_engine(dead)
+            self._processes.forget_engine(engine)
             until = time.monotonic() + pause
-            engine = None
-            while engine is None:
+            while not engine.ranks:
                 self._turn(until)
-                self._look_after(dead.load)
+                self._look_after(load)
                 if self._stops.count:
                     return False
                 if time.monotonic() >= until:
-                    engine = self._processes.spawn_engine(self._engine_module)
+                    self._processes.spawn_engine(engine)
                     until = max(until, time.monotonic() + TICK_SECONDS)
-            while engine.facts is None and engine.child.alive and not self._stops.count:
+            while engine.facts is None and engine.alive and not self._stops.count:
                 self._turn()
                 self._look_after(engine.load)
             if engine.facts is not None:
@@ -235,11 +294,13 @@ class Supervisor:
         return True
 
     def _announce_death(self, engine: Engine, pause: float | None) -> None:
-        """Streams end with an error now; workers say 503 until another engine serves, or for a moment.
+        """End streams with an error. Workers answer 503 until another engine serves, or for a moment.
 
-        `pause`: seconds until another engine starts; None: the server ends. ServerError if another could not start.
+        `pause`: seconds until another engine starts; None if the server ends. Raises ServerError if another one could
+        not start.
         """
-        end = f"the engine {self._processes.failures.obituary(engine.child)}"
+        assert engine.dead is not None
+        end = f"the engine {self._processes.failures.obituary(engine.dead)}"
         lost = pause is not None and self._directory.lost
         last = pause is None or lost
         logger.error("%s; %s", end, "the server ends" if last else f"another starts in {pause:g} s")
@@ -251,18 +312,18 @@ class Supervisor:
         if lost:
             raise self._processes.failures.lost(end)
 
-    # --- how it ends
+    # --- the end
 
     def _drain(self, grace: float) -> bool:
-        """Workers first, so that the engine serves their last requests; a second signal cuts it short.
+        """End workers first, so that the engines serve their last requests. A second signal cuts it short.
 
-        Whether the engine served until then.
+        Returns True if the engines served until then.
         """
-        engines, workers = self._processes.engines, self._processes.workers
+        engines, workers = self._engines, self._processes.workers
         self._status.not_ready = "the server is shutting down"
         serving = [engine for engine in engines if engine.facts is not None]
-        served = all(engine.child.alive for engine in serving)
-        self._status.publish(engines[0].load if engines else Load())
+        served = all(engine.alive for engine in serving)
+        self._status.publish(engines[0].load)
         workers.tell(Shutdown(grace))
         starting, began = self._processes.starting(), time.monotonic()
         for child in starting:  # they read no messages yet
@@ -275,19 +336,19 @@ class Supervisor:
                     child.kill()
             for engine in serving:
                 self._status.report(engine.load)
-                if served and not engine.child.alive:
+                if served and (dead := engine.dead) is not None:
                     served = False
-                    end = self._processes.failures.obituary(engine.child)
+                    end = self._processes.failures.obituary(dead)
                     logger.error("the engine %s; open requests end", end)
                     workers.tell(GONE)
         self._processes.entrance.stop()
         for engine in engines:
             engine.tell(Shutdown())
-        self._wait_for_end([engine.child for engine in engines] + self._processes.entrance.children(), LAST_SECONDS)
+        self._wait_for_end(self._processes.ranks() + self._processes.entrance.children(), LAST_SECONDS)
         return served
 
     def _until_ended(self, children: list[Child], seconds: float) -> Iterator[None]:
-        """A turn of the loop at a time, until all have ended, the time is over, or a second signal comes."""
+        """Yield after each turn of the loop until all have ended, the time is over, or a second signal comes."""
         deadline = time.monotonic() + seconds
         while any(child.alive for child in children) and time.monotonic() < deadline and self._stops.count < 2:
             self._turn(deadline)
@@ -300,7 +361,7 @@ class Supervisor:
     # --- at all times
 
     def _turn(self, until: float = math.inf) -> None:
-        """Wait for a message, the end of a child, a signal, the next tick or `until`, and handle what came."""
+        """Wait for a message, the end of a child, a signal, the next tick or `until`, and handle messages."""
         self._processes.wait(max(0.0, min(TICK_SECONDS, until - time.monotonic())))
         self._mail.read()
         self._status.tell_admin()

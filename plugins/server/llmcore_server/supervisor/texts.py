@@ -1,4 +1,4 @@
-"""What of a model the supervisor reads, before its workers do: the tokenizer, chat templates, output parsers."""
+"""The supervisor reads a model's tokenizer, chat templates and output parsers before its workers do."""
 
 from __future__ import annotations
 
@@ -14,41 +14,44 @@ from llmcore.config import Config
 from llmcore.registry.official import parsers_that_help, processors_that_help
 from llmcore.registry.registry import Registry
 from llmcore.text.chosen_template import choose_template
+from llmcore.text.companions import read_companions
 from llmcore.text.source import prepare
-from llmcore.text.trial import try_templates
+from llmcore.text.templates import ChatTemplate
 
 from llmcore_server.chat.parser_choice import chat_templates, check_parsers, choose_parsers
+from llmcore_server.templates import ChildTemplate
 
 logger = logging.getLogger(__name__)
 
 
 def check_options(registry: Registry, config: Config) -> None:
-    """Raises ConfigError for a parser or a chat template of the operator's that cannot be."""
+    """Raise ConfigError for an operator's parser that does not exist, or chat template that cannot be served."""
     specs = _parser_specs(registry)
     check_parsers(specs, config.model)
     if config.model.chat_template is not None:
-        choose_template(config.model.chat_template, specs)
+        ChildTemplate(choose_template(config.model.chat_template, specs).with_tokens({})).check()
 
 
 def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:
-    """The directory that workers load the tokenizer from, after a conversion where one is needed.
+    """The directory from which workers load the tokenizer, after a conversion if it needs one.
 
-    Raises ConfigError too for chat templates beside it that no server should render.
+    Raises ConfigError also for a chat template beside it that cannot be served.
     """
     specs = [spec for spec, _ in registry.specs(TokenizerSpec)]
     model, out = config.model.path, directory / "tokenizer"
     tokenizer = prepare(specs, config.model, model, out)
     if config.model.chat_template is None:
-        try_templates(tokenizer)
+        companions = read_companions(tokenizer)
+        ChildTemplate(ChatTemplate(companions.templates, companions.tokens)).check()
     return str(tokenizer)
 
 
 def with_parsers(
     registry: Registry, config: Config, facts: ModelFacts, tokenizer_dir: str
 ) -> tuple[Config, ModelFacts]:
-    """Settings and facts for workers: the parsers of this model chosen, and named in the start-up summary.
+    """Settings and facts for workers. They name this model's parsers, also for the start-up summary.
 
-    The log names an official plugin that would read what no parser here does.
+    If no parser here reads the model's chat template, the log names an official plugin whose parser does.
     """
     parser_specs = _parser_specs(registry)
     templates = chat_templates(parser_specs, config.model, Path(tokenizer_dir))

@@ -7,20 +7,19 @@ import time
 from llmcore_server.messages import Snapshot
 
 START_SECONDS = 60.0
-"""How long any child but the engine may take until it serves; they do in a second or two."""
+"""The most seconds until any child but the engine serves; they take a second or two."""
 LOADING_SECONDS = 1800.0
-"""How long an engine that loads may show no progress. Reading one huge file from a slow disk, or compiling kernels for
-the first time, says nothing meanwhile; what takes longer than this is taken for a disk or a device that answers no
-more."""
+"""The most seconds without progress while an engine loads. It reports nothing while it reads one huge file from a slow
+disk, or compiles kernels for the first time. A longer silence counts as a disk or a device that no longer answers."""
 MOST_BETWEEN_LOOKS = 0.5
-"""The supervisor looks twice in this time at least, where it gets on itself."""
+"""The supervisor looks at least twice in this time, unless it stands still itself."""
 
 
 class Clock:
-    """Seconds in which children could have been heard: what others' patience is measured with.
+    """Seconds in which children could have been heard. It measures the patience with them.
 
-    What passes between two looks counts for MOST_BETWEEN_LOOKS at most. Where the supervisor itself stood still, its
-    children did so too as a rule: a container was paused, a virtual machine moved, a laptop slept.
+    The time between two looks counts as MOST_BETWEEN_LOOKS at most. If the supervisor itself stood still, its children
+    probably did so too: a container was paused, a virtual machine moved, a laptop slept.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,7 @@ class Clock:
         self._looked = time.monotonic()
 
     def look(self) -> None:
-        """The supervisor is about to read what has come."""
+        """The supervisor is about to read its messages."""
         now = time.monotonic()
         self.now += min(now - self._looked, MOST_BETWEEN_LOOKS)
         self._looked = now
@@ -67,7 +66,7 @@ class Watchdog:
         self._paused = snapshot.paused
 
     def hung(self, now: float) -> str:
-        """Why to kill it, or ""."""
+        """The reason to kill it, or ""."""
         seconds = LOADING_SECONDS if self._loading else self._timeout
         if self._paused or now - self._progress <= seconds:
             return ""
@@ -90,7 +89,7 @@ class Silence:
         self._spoke = True
 
     def hung(self, now: float) -> str:
-        """Why to kill it, without its name, or ""."""
+        """The reason to kill it, without its name, or ""."""
         seconds = self._timeout if self._spoke else START_SECONDS
         if now - self._heard <= seconds:
             return ""

@@ -93,7 +93,7 @@ microseconds_flashdecoding = partial(tuned.microseconds, "flashdecoding")
 microseconds_unified = partial(tuned.microseconds, "unified")
 
 
-def beyond(context: OpContext) -> str | None:
+def beyond(context: OpContext, largest_group: int = LARGEST_GROUP) -> str | None:
     """Returns why these kernels do not support an attention, or None."""
     shape = context.shape
     heads, kv_heads = int(shape.get("heads") or 1), int(shape.get("kv_heads") or 1)
@@ -103,8 +103,8 @@ def beyond(context: OpContext) -> str | None:
         return f"has no {mask} mask"
     if heads % kv_heads:
         return f"needs heads in whole groups, not {heads} over {kv_heads} KV heads"
-    if heads // kv_heads > LARGEST_GROUP:
-        return f"is for groups of up to {LARGEST_GROUP} heads, not {heads // kv_heads}"
+    if heads // kv_heads > largest_group:
+        return f"is for groups of up to {largest_group} heads, not {heads // kv_heads}"
     largest = max(int(shape.get("key_size") or 1), int(shape.get("value_size") or 1))
     return None if largest <= LARGEST_HEAD else f"is for heads of up to {LARGEST_HEAD} elements, not {largest}"
 
@@ -114,12 +114,13 @@ def beyond_or_not_deterministic(context: OpContext) -> str | None:
     return beyond(context) or other_than_deterministic(context)
 
 
-def beyond_flash(context: OpContext) -> str | None:
+def beyond_flash(context: OpContext, largest_group: int = LARGEST_GROUP) -> str | None:
     """The same as `beyond`, for a kernel that also supports attention without a causal mask."""
     shape = context.shape
     if float(shape.get("scale") or 1) <= 0:
         return "needs a positive scale"
-    return beyond(replace(context, shape={**shape, "mask": "causal"}) if shape.get("mask") == "full" else context)
+    causal = replace(context, shape={**shape, "mask": "causal"}) if shape.get("mask") == "full" else context
+    return beyond(causal, largest_group)
 
 
 _MLA = "llmcore_triton.mla"
@@ -239,7 +240,7 @@ def beyond_varlen(context: OpContext) -> str | None:
     for name in ("window", "soft_cap"):
         if context.shape.get(name):
             return f"has no {name}"
-    return beyond_flash(context)
+    return beyond_flash(context, largest_group=int(context.shape.get("heads") or 1))
 
 
 def _many_tokens(context: OpContext) -> str | None:

@@ -1,23 +1,126 @@
-"""What the admin listener knows: the supervisor's newest word, the last minutes, and who waits for a step."""
+"""The data of the admin listener: the supervisor's newest message, the last minutes, and the requests that wait for a
+step.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import orjson
+from llmcore.api.counters import GAP_SECONDS
 
-from llmcore_server.http.admin.history import History
 from llmcore_server.http.reply import Reply
 from llmcore_server.server_status import Overview
 
+KEPT = 600
+"""Samples."""
+STEP_SECONDS = 1.0
+WINDOW = 15
+"""Samples over which percentiles and the prefix-hit rate are taken."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One second. `time`: time.time(). Rates are per second; latencies are seconds, None where there were none.
+
+    `hit`: share of the prompt tokens of the last WINDOW seconds that came from the prefix cache, None without prompts.
+    """
+
+    time: float
+    output_rate: float
+    prompt_rate: float
+    finish_rate: float
+    fail_rate: float
+    hit: float | None
+    running: int
+    waiting: int
+    kv_live: int
+    kv_cached: int
+    kv_free: int
+    first_token: tuple[float | None, float | None, float | None]
+    between: tuple[float | None, float | None, float | None]
+
+
+QUANTILES = (0.5, 0.9, 0.99)
+"""Of `Sample.first_token` and `Sample.between`."""
+
+
+class History:
+    """Samples, made from the supervisor's messages. For one writer; readers get copies."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._raw: deque[tuple[float, Overview]] = deque(maxlen=WINDOW + 1)
+
+    def add(self, overview: Overview, now: float, wall: float) -> None:
+        """`overview` came at `now` (time.monotonic()), which is `wall` (time.time())."""
+        if self._raw and now - self._raw[-1][0] < STEP_SECONDS * 0.9:
+            return
+        if self._raw and overview.load.steps < self._raw[-1][1].load.steps:
+            self._raw.clear()  # another engine: its totals begin anew
+        if self._raw:
+            self._samples.append(_sample(self._raw, overview, now, wall))
+        self._raw.append((now, overview))
+
+    def since(self, wall: float) -> list[Sample]:
+        """Samples after `wall`, oldest first."""
+        return [sample for sample in list(self._samples) if sample.time > wall]
+
+
+def _sample(raw: deque[tuple[float, Overview]], new: Overview, now: float, wall: float) -> Sample:
+    (then, last), first = raw[-1], raw[0][1]
+    seconds, load = now - then, new.load
+    prompt = load.prompt_tokens - first.load.prompt_tokens
+    failed = new.ended.get("error", 0) - last.ended.get("error", 0)
+    return Sample(
+        time=wall,
+        output_rate=(load.output_tokens - last.load.output_tokens) / seconds,
+        prompt_rate=(load.prompt_tokens - last.load.prompt_tokens) / seconds,
+        finish_rate=(sum(new.ended.values()) - sum(last.ended.values())) / seconds,
+        fail_rate=failed / seconds,
+        hit=(load.cached_tokens - first.load.cached_tokens) / prompt if prompt > 0 else None,
+        running=load.running,
+        waiting=load.waiting,
+        kv_live=load.kv_live,
+        kv_cached=load.kv_cached,
+        kv_free=load.kv_free,
+        first_token=_quantiles(new.first_tokens, first.first_tokens),
+        between=_quantiles(new.gaps, first.gaps),
+    )
+
+
+def _quantiles(new: Sequence[int], old: Sequence[int]) -> tuple[float | None, float | None, float | None]:
+    counts = [a - b for a, b in zip(new, old, strict=True)] if old else list(new)
+    low, middle, high = (quantile(counts, q) for q in QUANTILES)
+    return low, middle, high
+
+
+def quantile(counts: Sequence[int], q: float) -> float | None:
+    """The `q`-quantile of values that were counted by bucket of GAP_SECONDS, by share within a bucket; None of none.
+
+    Values beyond the last end count as the last end.
+    """
+    rank = q * sum(counts)
+    if not rank:
+        return None
+    below = 0.0
+    ends = (0.0, *GAP_SECONDS, GAP_SECONDS[-1])
+    for i, n in enumerate(counts):
+        if n and below + n >= rank:
+            return ends[i] + (ends[i + 1] - ends[i]) * (rank - below) / n
+        below += n
+    return ends[-1]
+
+
 SILENCE_SECONDS = 10.0
-"""A supervisor that said nothing for this long is not alive, once it has spoken."""
+"""A supervisor that has spoken and then says nothing for this time is not alive."""
 
 PROBE_SECONDS = 2.0
-"""How long `/ready` waits for the step that it had an idle engine do."""
+"""The most seconds that `/ready` waits for the step that an idle engine was asked to do."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +135,12 @@ class Verdict:
 
     @property
     def status(self) -> int:
-        """Of the answer."""
+        """The status of the answer."""
         return 200 if self.ready else 503
 
     @property
     def body(self) -> bytes:
-        """Of the answer."""
+        """The body of the answer."""
         said: dict[str, object] = {"status": "ok"} if self.ready else {"status": "error", "reason": self.reason}
         return orjson.dumps({**said, "last_step_seconds": None if self.age is None else round(self.age, 3)})
 
@@ -55,13 +158,13 @@ class Board:
         self.history = History()
 
     def heard(self, overview: Overview) -> None:
-        """The supervisor spoke."""
+        """Take the supervisor's newest message."""
         now = time.monotonic()
         self.overview, self._heard = overview, now
         self.history.add(overview, now, time.time())
 
     def tick(self) -> None:
-        """Answer those whose step has come, or who have waited for too long."""
+        """Answer the requests whose step has finished, or that have waited too long."""
         if not self._waiting:
             return
         verdict, now = self.verdict(), time.monotonic()
@@ -73,16 +176,16 @@ class Board:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for a step."""
+        """True if a request waits for a step."""
         return bool(self._waiting)
 
     @property
     def silent(self) -> bool:
-        """Whether the supervisor should have been heard of long since."""
+        """True if the supervisor has been silent for too long."""
         return self.overview is not None and time.monotonic() - self._heard > SILENCE_SECONDS
 
     def verdict(self) -> Verdict:
-        """Whether requests can be served: a step has finished lately and nothing else speaks against it."""
+        """The verdict on readiness: a step has finished lately, and no other reason forbids it."""
         overview = self.overview
         if overview is None:
             return Verdict(False, "the server is starting")
@@ -98,7 +201,7 @@ class Board:
         return Verdict(False, f"a step was tried, and has not finished within {PROBE_SECONDS:g} s", age, idle=True)
 
     def await_step(self, reply: Reply) -> None:
-        """Answer `reply` when the engine has done a step, or has failed to."""
+        """Answer `reply` when the engine has done a step, or has failed to do one."""
         with self._lock:
             self._waiting.append((reply, time.monotonic() + PROBE_SECONDS))
         self._probe()

@@ -1,8 +1,8 @@
 """HTTP over waitress: a strict reader of requests, answers that need no thread, and limits of our own.
 
-A responder that calls `detach` returns at once; its worker thread goes back to the pool while the channel keeps the
-request, so the connection stays busy. Whoever holds the `Reply` sends from any thread, and no send ever blocks: what
-the socket does not take is left to the main loop (loop.py), which is ours.
+A responder that calls `detach` returns at once. Its worker thread goes back to the pool, and the channel keeps the
+request, so the connection stays busy. Any thread may send through the `Reply`, and no send ever blocks: the main loop
+(loop.py), which is ours, sends the bytes that the socket does not take.
 
 This folder is the only place that knows the insides of waitress. They are pinned (`WAITRESS`), and
 tests/server/http/test_waitress.py holds every one that is used. Every time limit is by the monotonic clock.

@@ -1,4 +1,4 @@
-"""A connection: what it reads, what may be sent on it and from where, and when it has to end."""
+"""A connection: its requests, its answers, which any thread may send, and its time limits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ from typing import Any, Protocol
 from llmcore.api.errors import RequestError, reraise_if_stopping
 from waitress.channel import HTTPChannel
 
-from llmcore_server.http.bodies import Pool, too_many_bodies
-from llmcore_server.http.entry import Entry
+from llmcore_server.http.access import Entry, network
 from llmcore_server.http.errors import EncodeError
-from llmcore_server.http.peer import network
 from llmcore_server.http.reply import Detach, Reply
-from llmcore_server.http.send_batch import SendBatch
 from llmcore_server.http.streaming.limits import FRESH_SECONDS, BodyPace, Limits
-from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop
-from llmcore_server.http.streaming.refusal import refusal
-from llmcore_server.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
-from llmcore_server.http.strict import Head
+from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop, SendBatch
+from llmcore_server.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask, refusal
+from llmcore_server.http.strict import Head, Pool, too_many_bodies
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +36,14 @@ class Feed:
 
 
 class Owner(Protocol):
-    """What a connection needs of its server."""
+    """The server, as a connection needs it."""
 
     limits: Limits
     pool: Pool
     loop: Loop
     send_batch: SendBatch
     encoder: Callable[[str], EncodeError]
-    """How the dialect of a path writes errors."""
+    """The error encoder of the dialect of a path."""
 
     def judge(self, head: Head) -> Entry:
         """Admit or refuse a request by its head."""
@@ -59,8 +55,8 @@ class Owner(Protocol):
 class StreamChannel(HTTPChannel):  # type: ignore[misc]
     """A connection whose current request may be answered by a `Reply`.
 
-    The main loop watches it for `_watched`. Whatever changes what it waits for is followed by `settle` in the main
-    loop's thread, and by `_ask` in any other.
+    The main loop watches it for `_watched`. After a change of what it waits for, the main loop's thread calls
+    `settle`, and any other thread `_ask`.
     """
 
     task_class = StreamTask
@@ -70,8 +66,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     will_close: bool
     close_when_flushed: bool
 
-    # Not in a dictionary as waitress's are, and those that it sets late are set at once: only so have all connections
-    # the same few keys, without which Python looks every attribute and method up in a hash table of the connection.
+    # Slots, and in __init__ also the attributes that waitress sets late. So all connections have the same few keys.
+    # Without that Python looks up every attribute and method in a hash table of the connection.
     __slots__ = (
         *("_allowance", "_asked", "_behind_since", "_drained", "_ended", "_extra", "_feed", "_limits"),
         *("_lingers_since", "_lingers_until", "_outbuf", "_owner", "_pace", "_reply", "_served", "_shut"),
@@ -141,7 +137,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self._owner.loop.call(self._answer)
 
     def _answer(self) -> None:
-        self._asked = False  # before anything is looked at: what changes meanwhile asks again
+        self._asked = False  # first, so that a change from now on asks again
         self.ready(0)
 
     def touch(self) -> None:
@@ -185,7 +181,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self.handle_close()
 
     def settle(self) -> None:
-        """Do what can be done now, and watch for what cannot."""
+        """Do the work that can be done now, and watch for the rest."""
         if self.socket is None:
             return
         if self.writable() and not (self._watched or 0) & WRITE:
@@ -209,7 +205,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         return not self.total_outbufs_len and len(self.requests) < 2
 
     def writable(self) -> bool:
-        """Whether something is to be sent or the connection to be closed."""
+        """True if data is to be sent or the connection to be closed."""
         if self.total_outbufs_len or self.will_close or self.close_when_flushed or self._feed is not None:
             return True
         if self._ended and not self.requests:
@@ -218,7 +214,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         return False
 
     def handle_read(self) -> None:
-        """Read what has come. A client that stopped sending may still be reading: then it gets its answer."""
+        """Read the bytes that have come. A client that stopped sending may still read its answer."""
         try:
             data = self.socket.recv(self.adj.recv_bytes)
         except BlockingIOError:
@@ -264,7 +260,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if self.socket is None:
             return
         with self.requests_lock:
-            self.connected = False  # from here on `hold` sees that nobody is there
+            self.connected = False  # from here on `hold` sees that the client has gone
             reply, self._reply = self._reply, None
             self._feed = None
             unserved = [*self.requests[1:], *([self.request] if self.request is not None else [])]
@@ -329,7 +325,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self._break_off(too_many_bodies())
 
     def _break_off(self, error: RequestError) -> None:
-        """Refuse the request that is being read, in its turn."""
+        """Refuse the request that is being read, after the answers before it."""
         with self.requests_lock:
             request = self.request
             if request is None:
@@ -356,7 +352,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self._linger()
 
     def _linger(self) -> None:
-        """Throw away what still comes, until the client has read its answer."""
+        """Throw away further bytes until the client has read its answer."""
         self._lingers_since = time.monotonic()
         self._lingers_until = self._lingers_since + self._limits.linger_seconds
         if not self.total_outbufs_len:
@@ -373,13 +369,13 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered, an answer is still being sent, or a first request is on its way."""
+        """True while a request is being answered, an answer is being sent, or a first request is on its way."""
         if self.requests or self.total_outbufs_len:
             return True
         return not (self._served or self._ended) and time.monotonic() - self._since < FRESH_SECONDS
 
     def _take(self, request: StreamRequest, data: bytes) -> bytes:
-        """Give `data` to the request that is being read; what is left of it."""
+        """Give `data` to the request that is being read. Returns the bytes that are left."""
         rest = data[request.received(data) :]
         understood = request.completed and request.error is None
         request.error = request.refusal or request.error  # a client without a key hears of nothing else
@@ -407,7 +403,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self.post(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _end(self) -> None:
-        """The client sends nothing more. Whether it still reads is found out by sending: see Reply.probe."""
+        """The client sends nothing more. Only sending shows if it still reads: see Reply.probe."""
         with self.requests_lock:
             self._ended = True
             reply = self._reply
@@ -424,7 +420,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
 
-    # --- whoever answers
+    # --- the threads that answer
 
     def post(self, data: bytes) -> None:
         """Send `data`, which may wait for what goes to other clients: see SendBatch."""

@@ -1,4 +1,4 @@
-"""What one connection may take of time and memory, and one process of files."""
+"""Limits on the time and memory of a connection, and on the open files of a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.config import Config
 
-from llmcore_server.http.bodies import Bounds
+from llmcore_server.http.strict import Bounds
 from llmcore_server.settings import Server
 
 CONNECTIONS = 4096
@@ -21,7 +21,7 @@ REFUSALS = 512
 """Connections beyond the limit that are told so at one time; further ones are closed without a word."""
 
 FRESH_SECONDS = 0.3
-"""How long a server that ends waits for the first request of who has connected: closed at once, it would be reset."""
+"""Seconds that a server that ends waits for a new connection's first request. Closed at once, it would be reset."""
 
 SPARE_FILES = 128
 """Open files a process needs beside its connections."""
@@ -29,26 +29,26 @@ SPARE_FILES = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Times are in seconds, sizes in bytes. What passes one is answered if it can be, and its connection closes."""
+    """Times are in seconds, sizes in bytes. A request beyond one is answered if possible; its connection closes."""
 
     bounds: Bounds = field(default_factory=Bounds)
     bodies: int = 1 << 30
-    """What all bodies that were not handed on yet may take together."""
+    """The limit on all bodies together that were not handed on yet."""
     head_seconds: float = 10.0
     """From the first byte of a request to the end of its header, and from connecting to the first byte."""
     body_seconds: float = 10.0
-    """So long a body may arrive as slowly as it likes; then at `rate` in every further window of that length."""
+    """A body may arrive at any speed for this time; then at `rate` in every further window of that length."""
     rate: int = 32 << 10
     """Bytes a second that a sender of a body must reach in a window, a reader of a long answer in the long run."""
     idle_seconds: float = 75.0
-    """How long a connection is kept for a next request; longer than the minute that proxies keep theirs."""
+    """A connection is kept for this time for a next request: longer than the minute that proxies keep theirs."""
     backlog: int = 1 << 20
     """A reader of a stream for which more than this lies unsent is cut off."""
     backlog_seconds: float = 30.0
     """So is any whose backlog has not been empty for this long."""
     linger_seconds: float = 2.0
-    """After a refusal the server goes on reading, and throws away what it reads, so that the answer is not lost to a
-    reset: until nothing has come for so long."""
+    """After a refusal the server reads on and throws the bytes away, so that the answer is not lost to a reset. It
+    stops when nothing has come for this time."""
     longest_linger_seconds: float = 10.0
     """But not for longer than that in all."""
     linger_bytes: int = 33 << 20

@@ -10,11 +10,8 @@ from typing import Any
 
 from waitress.server import create_server
 
-from llmcore_server.http.bodies import Pool
-from llmcore_server.http.entry import Admit, Entry, admit_anybody
+from llmcore_server.http.access import Admit, Entry, admit_anybody, announced
 from llmcore_server.http.errors import EncodeError, openai_error
-from llmcore_server.http.peer import announced
-from llmcore_server.http.send_batch import SendBatch
 from llmcore_server.http.streaming.channel import StreamChannel
 from llmcore_server.http.streaming.limits import (
     REFUSALS,
@@ -24,25 +21,28 @@ from llmcore_server.http.streaming.limits import (
     too_many,
     too_many_of_address,
 )
-from llmcore_server.http.streaming.loop import READ, Loop
-from llmcore_server.http.strict import Head
+from llmcore_server.http.streaming.loop import READ, Loop, SendBatch
+from llmcore_server.http.strict import Head, Pool
 
 ACCEPTS = 16
 """Connections taken in one turn of the loop: more would leave the other workers on the socket with too few."""
 
+TURN_SECONDS = 5.0
+"""A main loop that has not turned for this time is stuck; it turns every second at least."""
+
 SWEEP_SECONDS = 0.5
-"""Between two looks at every connection's limits of time."""
+"""Seconds between two checks of every connection's time limits."""
 
 LATE_SECONDS = 1.0
-"""How long answers cut off by the end of the grace have to leave."""
+"""The seconds that answers cut off at the end of the grace have to leave."""
 
 
 class HttpServer:
     """waitress on an inherited listening socket, with every default that hurts replaced.
 
-    `connections`: most at a time; who comes then gets a 503. `admit` is asked about every request whose header was
-    read, before its body is. `encoder`: how errors are written on a path. `send_batch`: what pieces of streams
-    and refusals go through.
+    `connections`: the most at a time; further clients get a 503. `admit` decides about every request when its header
+    was read, before its body. `encoder`: the error encoder of a path. `send_batch` sends pieces of streams and
+    refusals.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HttpServer:
         self.limits = limits or Limits()
         self.pool = Pool(self.limits.bodies)
         self.send_batch = send_batch or SendBatch()
-        self.turned = time.monotonic()
+        self._turned = time.monotonic()
         self._connections = connections
         self._admit = admit
         self.encoder = encoder
@@ -91,8 +91,8 @@ class HttpServer:
     def run(self, draining: Callable[[], None] | None = None, late: Callable[[], None] | None = None) -> None:
         """Serve until `stop`, then call `draining` and go on until no request is open.
 
-        Connections are still taken meanwhile, so that whoever comes hears at once that the server is ending; none is
-        kept. When the grace is over, `late` is called to end what is left, and has a second to be heard.
+        Meanwhile it still takes connections, so that a new client hears at once that the server is ending, but keeps
+        none. When the grace is over, `late` ends the open requests, and a second is left to send their errors.
         """
         while self._deadline is None:
             self._turn(SWEEP_SECONDS)
@@ -114,6 +114,10 @@ class HttpServer:
         for channel in self._channels():
             channel.handle_close()
         self.loop.close()
+
+    def turns(self) -> bool:
+        """False if the main loop is stuck."""
+        return time.monotonic() - self._turned < TURN_SECONDS
 
     def stop(self, grace: float) -> None:
         """End once open requests are answered, or after `grace` seconds; with none, nothing more is accepted.
@@ -171,7 +175,7 @@ class HttpServer:
         channel.settle()
 
     def _turn(self, seconds: float) -> None:
-        now = self.turned = time.monotonic()
+        now = self._turned = time.monotonic()
         self.loop.turn(seconds)  # reads what came before `now`, also while this process stood still
         if now >= self._swept + SWEEP_SECONDS:
             self._swept = now

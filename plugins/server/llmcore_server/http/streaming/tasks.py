@@ -1,22 +1,82 @@
-"""Requests as waitress holds them, and the answers to them."""
+"""Requests as waitress holds them, the answers to them, and the refusals that the application never sees."""
 
 from __future__ import annotations
 
 import io
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 import falcon
+from llmcore.api.errors import RequestError, reraise_if_stopping
 from waitress.task import ErrorTask, WSGITask
 
-from llmcore_server.http.bodies import Pool
-from llmcore_server.http.entry import ENTRY
-from llmcore_server.http.errors import EncodeError
+from llmcore_server.http.access import ANYBODY, ENTRY, Entry
+from llmcore_server.http.errors import EncodeError, count_error, error_headers, http_error, openai_error
 from llmcore_server.http.reply import Detach, Reply
 from llmcore_server.http.streaming.limits import Limits
-from llmcore_server.http.streaming.refusal import refusal
-from llmcore_server.http.strict import Judge, Line, RequestReader
+from llmcore_server.http.strict import Judge, Line, Pool, RequestReader, request_id
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Unread:
+    """A connection that was refused before a request was read."""
+
+    error: RequestError | None
+    command: str = ""
+    version: str = "1.1"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    entry: Entry = ANYBODY
+    encode_error: EncodeError = openai_error
+
+
+def refusal(request: StreamRequest | Unread, *, close: bool) -> tuple[bytes, bool]:
+    """A whole answer in our error shape, and whether the connection closes after it: it does if `close` says so, or
+    the client does."""
+    error = request.error
+    if not isinstance(error, RequestError):
+        error = http_error(500)  # waitress's own: the application raised
+    count_error(error)
+    body = _encoded(request, error)
+    wish = request.headers.get("CONNECTION", "").lower()
+    close = close or (wish != "keep-alive" if request.version == "1.0" else wish == "close")
+    more = (*error_headers(error).items(), *request.entry.headers)
+    start = _start(request.version, error.status, close, len(body), *more)
+    name = request_id(request.headers.get("X_REQUEST_ID")).encode()
+    head = b"%b%b\r\nX-Request-Id: %b\r\n\r\n" % (start, _date(int(time.time())), name)
+    return head if request.command == "HEAD" else head + body, close
+
+
+def _encoded(request: StreamRequest | Unread, error: RequestError) -> bytes:
+    """The dialect's body, or else ours: the main loop calls this too, and must outlive a dialect that fails."""
+    try:
+        return request.encode_error(error)
+    except BaseException as failure:
+        reraise_if_stopping(failure)
+        logger.exception("a dialect could not write an error")
+        return openai_error(error)
+
+
+@lru_cache(maxsize=256)
+def _start(version: str, status: int, close: bool, length: int, *more: tuple[str, str]) -> bytes:
+    lines = [f"HTTP/{version} {falcon.code_to_http_status(status)}", "Content-Type: application/json"]
+    if close or version == "1.0":
+        lines.append("Connection: close" if close else "Connection: Keep-Alive")
+    lines += [f"Content-Length: {length}", *(f"{name}: {value}" for name, value in more), ""]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return f"Date: {formatdate(second, usegmt=True)}".encode()
+
 
 _TASK = "llmcore.task"
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -68,17 +128,17 @@ class StreamRequest(RequestReader):
 
     @property
     def encode_error(self) -> EncodeError:
-        """How the dialect that was asked writes errors."""
+        """The error encoder of the dialect that was asked."""
         return self._encoder(self.path)
 
     @property
     def completed(self) -> bool:
-        """Whether it is read to its end, or has an error."""
+        """True if it is read to its end, or has an error."""
         return self.done
 
     @property
     def headers_finished(self) -> bool:
-        """Whether the header is read."""
+        """True if the header is read."""
         return self.head is not None
 
     def received(self, data: bytes) -> int:
@@ -108,7 +168,7 @@ class StreamRequest(RequestReader):
             self._file.close()
 
     def show(self, line: Line) -> None:
-        """Be the request that begins so."""
+        """Become the request that begins with `line`."""
         self.line = line
         self.command, self.path, self.query = line.method, line.path, line.query
         self.request_uri, self.version = line.target, line.version
@@ -138,7 +198,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
     def service(self) -> None:
         """Run the application; a reply that was not detached after all is closed.
 
-        What leads back to this task is let go, so that it is freed with its last user.
+        References that lead back to this task are let go, so that it is freed with its last user.
         """
         detached = False
         try:
@@ -186,7 +246,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         self.channel.feed(self, chain((head,), framed, last))
 
     def send_probe(self) -> None:
-        """Send what a client ignores that has only stopped sending. From one that has left a reset comes back.
+        """Send bytes that a client ignores if it has only stopped sending. One that has left answers with a reset.
 
         In a stream of events that is a comment, in one of JSON a space.
         """
@@ -203,8 +263,8 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         return header
 
     def finish(self) -> None:
-        """Send what waitress has not sent. Falcon does not iterate the body of an answer to HEAD, so a reply that was
-        detached detaches here."""
+        """Send the bytes that waitress has not sent. Falcon does not iterate the body of an answer to HEAD, so a
+        detached reply detaches here."""
         if self._is_head and self.reply is not None and self.content_length is None:
             raise Detach(self.reply)
         super().finish()

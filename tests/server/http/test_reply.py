@@ -10,7 +10,6 @@ from typing import Any
 
 import falcon
 import llmcore_server.http.deadlines
-import llmcore_server.http.keep_alive
 import llmcore_server.http.reply
 import openai
 import pytest
@@ -19,8 +18,7 @@ from llmcore_devtools.dialect import FakeTransport
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.deadlines import Deadlines
-from llmcore_server.http.keep_alive import COMMENT, KeepAlive
-from llmcore_server.http.reply import Reply
+from llmcore_server.http.reply import COMMENT, KeepAlive, Reply
 
 SLOW = 0.35
 """Seconds of a step."""
@@ -82,7 +80,7 @@ def test_what_goes_wrong_after_a_comment_is_an_event(tmp_path: Path) -> None:
 
 def test_only_silence_counts_and_the_end_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    for module in (llmcore_server.http.deadlines, llmcore_server.http.keep_alive, llmcore_server.http.reply):
+    for module in (llmcore_server.http.deadlines, llmcore_server.http.reply, llmcore_server.http.reply):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     deadlines, transport = Deadlines(), FakeTransport(falcon.Response())
     reply = Reply(transport)

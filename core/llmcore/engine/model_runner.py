@@ -262,7 +262,7 @@ class ModelRunner:
     def _pack(self, plan: StepPlan, frame: Frame | None) -> Prepared:
         upload = self._eager if frame is None else self._static
         packed = self._packer.pack(plan, frame, upload)
-        asked = put_probed(plan, upload)
+        asked = put_probed(plan, upload) if plan.probes or plan.pools else None
         draw = None if plan.late.size else self._sampler.pack(plan, upload, packed.n_samples)
         # A steady decode step needs one copy only. Long columns go elsewhere, so that they never make a frame grow.
         changes = self._changes if plan.admitted or any(plan.copies) else upload

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.engine.tables import Upload
+from llmcore.engine.upload import Upload
 from llmcore.sched.plan import StepPlan
 
 _SLICE = 64

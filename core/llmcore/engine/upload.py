@@ -250,11 +250,11 @@ class BatchPacker:
     def pack(self, plan: StepPlan, frame: Frame | None, upload: Upload) -> Packed:
         """Put every column of the step; `frame`: the sizes to pad to."""
         rows = self._rows(plan, frame)
-        n_tokens = plan.n_tokens if frame is None else frame.tokens
         mixed = frame is not None and frame.mixed
         # Without a mixed kernel rows are split where the decode rows end; padding of a decode step decodes too.
         n_decode = plan.n_decode if frame is None or frame.mixed else frame.rows
         row = np.repeat(np.arange(plan.request.size, dtype=np.int32), plan.n_query)
+        n_tokens = row.size if frame is None else frame.tokens
         offset = np.arange(row.size, dtype=np.int32) - rows.borders[row]
         padding = np.arange(n_tokens - row.size, dtype=np.int32)
         first = plan.request.size

@@ -15,7 +15,7 @@ from llmcore.api.protocols import Checkpoint, Device, RequestRecord, Tokenizer
 from llmcore.config import settings
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE
-from llmcore.text.detokenizer import detokenizer
+from llmcore.text.tokenizer import detokenizer
 
 from llmcore_devtools.conformance import all_problems, check_each, contributed, loaded
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from llmcore.api.bridge import BeamSearch, Finish, Prompt, StepEvents, Submit, explode
 from llmcore.api.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
-from llmcore.kv.group import KVGroup
+from llmcore.kv.space import KVGroup
 from llmcore.registry.loader import load
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.release import TRIALS

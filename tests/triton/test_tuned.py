@@ -37,4 +37,4 @@ def test_entries_are_of_kernels_that_exist(file: Path) -> None:
 
 
 def cost(spec: KernelSpec, context: OpContext) -> float | None:
-    return None if spec.cost is None else load(spec.cost)(context)
+    return None if spec.cost is None else load(spec.cost)(spec.name, context)

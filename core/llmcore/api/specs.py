@@ -150,7 +150,7 @@ class KernelSpec(Spec):
     refuses: Callable[[OpContext], str | None] | None = None
     """(OpContext) -> why the kernel declines, or None. For requirements that `when` cannot express."""
     cost: ImportString | None = None
-    """(OpContext) -> microseconds that were measured on this device, or None without a measurement."""
+    """(`name`, OpContext) -> microseconds that were measured on this device, or None without a measurement."""
     batch_invariant: bool = False
     """Under `OpContext.deterministic` a row's result has the same bits in every batch and every token bucket."""
     tolerance: Mapping[str, float] = field(default_factory=dict)

@@ -246,7 +246,7 @@ def _cost(spec: KernelSpec, plugin: PluginInfo, context: OpContext) -> float | N
     if spec.cost is None:
         return None
     try:
-        cost: float | None = load(spec.cost)(context)
+        cost: float | None = load(spec.cost)(spec.name, context)
     except BaseException as error:
         reraise_if_stopping(error)
         raise ResolveError(

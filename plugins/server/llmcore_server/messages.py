@@ -161,6 +161,10 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
         return round(time.monotonic() - self.began, 1)
 
 
+NO_PAGE = ("text/plain; charset=utf-8", b"")
+"""`State.page` where no metric sink has a page."""
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """From the supervisor, about once a second and at every change: what health and metrics routes answer.
 
@@ -171,7 +175,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     ready: bool
     reason: str = ""
     load: Load = Load()
-    page: tuple[str, bytes] = ("text/plain; charset=utf-8", b"")
+    page: tuple[str, bytes] = NO_PAGE
     server: ServerFacts | None = None
 
 
@@ -266,13 +270,16 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tally:
-    """The totals of this process for the supervisor, which hears of them when they have changed."""
+    """The totals of process `name` for the supervisor, which hears of them when they have changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._told = ServerFigures()
 
-    def news(self) -> Tallied | None:
-        """The totals, or None if they are those of the last call."""
+    def news(self, mailbox: Mailbox[Any] | None = None) -> Tallied | None:
+        """The totals, with what `mailbox` dropped, or None if they are those of the last call."""
+        if mailbox is not None:
+            TALLIES.set("dropped_messages", self._name, total=mailbox.dropped)
         figures = TALLIES.figures()
         if figures == self._told:
             return None

@@ -87,9 +87,9 @@ class SmallRows:
         self._plans: dict[tuple[int, int, int], Plan] = {}
         sizes = known_sizes(context)
         # all buffers are made here: a call may be captured into a CUDA graph, and must not own memory
-        for padded in PADDED if sizes is not None else ():
-            rows = (1 + self._gated) * sizes.outputs if sizes else 0
-            self._plan(rows, sizes.inputs if sizes else 0, padded)
+        if sizes is not None:
+            for padded in PADDED:
+                self._plan((1 + self._gated) * sizes.outputs, sizes.inputs, padded)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that if the op is gated."""
@@ -285,8 +285,3 @@ def _worthwhile(context: OpContext, config: Mapping[str, Any], least: int) -> bo
     if rows > 256 or padded > block_n or resident(context, config, sizes) * (stages - 1) * step < _IN_FLIGHT:
         return False
     return bool(config["per_processor"]) or 2 * -(-sizes.outputs // block_n) > processors(context)
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)

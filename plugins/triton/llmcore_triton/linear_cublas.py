@@ -12,8 +12,6 @@ from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 
-KERNEL = "cublas"
-
 GAP = 0.7
 """Microseconds by which the next kernel starts later, since cuBLAS does not overlap with others and our kernels do.
 The gaps beside cuBLAS in a profiled decode step of 256 rows on an H200 were 0.5 to 0.8 on average."""
@@ -55,7 +53,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     yield {}
 
 
-def cost(context: OpContext) -> float | None:
+def cost(kernel: str, context: OpContext) -> float | None:
     """Measured microseconds, and those by which it delays the next kernel."""
-    measured = tuned.microseconds(KERNEL, context)
+    measured = tuned.microseconds(kernel, context)
     return measured if measured is None else measured + GAP

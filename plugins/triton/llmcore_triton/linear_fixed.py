@@ -125,8 +125,3 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     for stages in (4, 6, 8) if context.bucket <= _FEW else (3, 4):
         for group in (16,) if context.bucket <= _FEW else (4, 16, 32):
             yield {"stages": stages, "group": group}
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)

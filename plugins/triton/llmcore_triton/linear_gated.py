@@ -157,8 +157,3 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing. No other tiles were faster on an H200."""
     for stages in (3, 4):
         yield {**DEFAULT, "stages": stages}
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)

@@ -68,8 +68,3 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
                 per_thread = (1 + (context.op == GATED)) * block_n * block_k // (32 * warps)
                 if 16 <= per_thread <= 64:
                     yield {"block_n": block_n, "block_k": block_k, "warps": warps}
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)

@@ -241,14 +241,14 @@ def test_of_who_is_not_let_in_only_the_end_is_looked_for() -> None:
 
     for data, taken in ((sized + b"GET ", len(sized)), (sized, len(sized)), (sized[:-1], len(sized) - 1)):
         found, reader = fed(data, Pool(0))
-        assert found == taken and reader.refusal is refusal and reader.error is None and reader.body == b""
+        assert found == taken and reader.entry.error is refusal and reader.error is None and reader.body == b""
         assert reader.done is (len(data) >= len(sized))
     chunked, reader = fed(CHUNKED + b"1\r\nx\r\n0\r\n\r\nGET ", Pool(1))
-    assert chunked == len(CHUNKED) + 11 and reader.refusal is refusal and reader.done and reader.error is None
+    assert chunked == len(CHUNKED) + 11 and reader.entry.error is refusal and reader.done and reader.error is None
     reader = fed(CHUNKED + b"x\r\n", Pool(1))[1]
     assert reader.error is not None and reader.error.status == 400  # where it ends cannot be known
     reader = fed(sized.replace(b"POST", b"PUT"), Pool(4))[1]
-    assert reader.refusal is None and reader.body == b"body"
+    assert reader.entry.error is None and reader.body == b"body"
 
 
 def test_a_whole_header_is_judged_as_its_beginnings_are() -> None:

@@ -34,8 +34,8 @@ if {worker!r} in sys.orig_argv or {admin!r} in sys.orig_argv:
     from llmcore_server.http.streaming import HttpServer
     breakable(HttpServer, "_turn", "loop")
 if {worker!r} in sys.orig_argv:
-    from llmcore_server.http.bridge import WireBridge
-    breakable(WireBridge, "_tell_totals", "hub")
+    from llmcore_server.messages import Tally
+    breakable(Tally, "news", "hub")
 if {admin!r} in sys.orig_argv:
     from llmcore_server.http.admin.board import Board
     breakable(Board, "tick", "hub")

@@ -16,6 +16,7 @@ from llmcore.text.parsing import CallGrammar, ParserContext
 from llmcore.text.request_parsing import OutputParsers, RequestParsing
 from llmcore.text.templates import RESERVED
 
+from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front
 from llmcore_server.http.guided import guided
 
@@ -76,11 +77,11 @@ def check_begun(guide: LogitsProcessor | None, parsing: RequestParsing | None) -
     """Raises RequestError where `guide` would begin what the message that is to be continued has begun already."""
     begun = None if parsing is None else parsing.beginning
     if guide is not None and begun is not None and begun.within_markup:
-        raise RequestError(
-            f"{guide.param}: the last message ends within a tool call, or with what may begin one, and nothing can be "
-            "enforced from there on; end the message before the call",
-            param=guide.param,
-            code="unsupported_parameter",
+        raise refusal(
+            guide.param,
+            "the last message ends within a tool call, or with what may begin one, and nothing can be enforced from "
+            "there on; end the message before the call",
+            "unsupported_parameter",
         )
 
 
@@ -94,8 +95,7 @@ def check_tools(parsers: OutputParsers, tools: Sequence[Mapping[str, Any]], prom
         return
     shown = prompt is not None and any(tool["function"]["name"] in prompt for tool in tools)
     if not shown or parsers.tool is None:
-        said = f"tools: {_what_is_missing(parsers, shown)}"
-        raise RequestError(said, param="tools", code="unsupported_parameter")
+        raise refusal("tools", _what_is_missing(parsers, shown), "unsupported_parameter")
 
 
 def _what_is_missing(parsers: OutputParsers, shown: bool) -> str:
@@ -139,11 +139,11 @@ def _call_grammar(front: Front, context: ParserContext, param: str) -> CallGramm
     grammar = None if parser is None else parser.grammar(context)
     if grammar is None:
         name = "none" if parser is None else parser.spec.name
-        raise RequestError(
-            f"{param}: it needs the grammar of the model's calls, which the parser {name!r} does not have; use "
-            "tool_choice auto or none, without strict",
-            param=param,
-            code="unsupported_parameter",
+        raise refusal(
+            param,
+            f"it needs the grammar of the model's calls, which the parser {name!r} does not have; use tool_choice "
+            "auto or none, without strict",
+            "unsupported_parameter",
         )
     return grammar
 
@@ -205,32 +205,30 @@ class Conversation:
             return front.tokenizer.chat(messages, **given)
         last = messages[-1]
         if last.get("tool_calls"):
-            raise self._refusal(
-                "the last message has tool_calls, which are complete; write a begun one as content", "invalid_value"
+            raise refusal(
+                self.continues, "the last message has tool_calls, which are complete; write a begun one as content"
             )
         if not last.get("content"):
-            raise self._refusal("the last message has no content to continue", "invalid_value")
+            raise refusal(self.continues, "the last message has no content to continue")
         # Templates trim messages and add to them; whatever follows the mark is theirs and not the message's.
         mark = uuid.uuid4().hex
         rendered = front.tokenizer.chat([*messages[:-1], {**last, "content": last["content"] + mark}], **given)
         prompt, found, _ = rendered.rpartition(mark)
         if not found:
-            why = "the model's chat template does not show the last message as it is"
-            raise self._refusal(why, "unsupported_parameter")
+            raise refusal(
+                self.continues,
+                "the model's chat template does not show the last message as it is",
+                "unsupported_parameter",
+            )
         return prompt
-
-    def _refusal(self, why: str, code: str) -> RequestError:
-        return RequestError(f"{self.continues}: {why}", param=self.continues, code=code)
 
 
 def check_variables(names: Iterable[str], *, param: str) -> None:
     """Refuse variables of a chat template that a client may not set. `param`: the field that has them."""
     for name in names:
         if name in RESERVED:
-            path, why, code = f"{param}.{name}", "a request cannot set it", "unsupported_parameter"
-        elif not name.isidentifier():
-            path, code = f"{param}.{name[:50]}", "invalid_value"
-            why = "a chat template cannot read a variable of this name; use letters and _"
-        else:
-            continue
-        raise RequestError(f"{path}: {why}", param=path, code=code)
+            raise refusal(f"{param}.{name}", "a request cannot set it", "unsupported_parameter")
+        if not name.isidentifier():
+            raise refusal(
+                f"{param}.{name[:50]}", "a chat template cannot read a variable of this name; use letters and _"
+            )

@@ -12,7 +12,6 @@ from types import FrameType
 
 import zmq
 from llmcore.api.bridge import Abort, FinishChoice, Prompt, Submit
-from llmcore.api.counters import TALLIES
 from llmcore.api.engine import DeviceLost, Engine, Events, build_engine, refusal
 from llmcore.api.errors import RequestError, Stopped
 from llmcore.registry.loader import build_registry
@@ -64,7 +63,7 @@ class EngineProcess:
         self._context = context
         self._probes = itertools.count()
         self._probing = False
-        self._tally = Tally()
+        self._tally = Tally(launch.name)
 
     def run(self) -> None:
         """Build the engine, report that it is ready, and serve until told to end."""
@@ -112,7 +111,8 @@ class EngineProcess:
             if time.monotonic() >= due:
                 due = time.monotonic() + self._launch.report_seconds
                 self._tell(Snapshot(engine.load()))
-                self._tell_totals()
+                if news := self._tally.news(self._inbox):
+                    self._tell(news)
 
     def _step(self, engine: Engine) -> list[Events]:
         try:
@@ -156,11 +156,6 @@ class EngineProcess:
             # Its own salt keeps it from any prefix that a client has cached.
             probe = Submit(id=next(self._probes), prompt=_PROMPT, max_new_tokens=1, score=score, salt=b"probe")
             engine.submit(probe, SUPERVISOR)
-
-    def _tell_totals(self) -> None:
-        TALLIES.set("dropped_messages", self._launch.name, total=self._inbox.dropped)
-        if news := self._tally.news():
-            self._tell(news)
 
     def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
         """Give the engine the request of a worker, or tell the worker why it is refused."""

@@ -22,7 +22,7 @@ from llmcore_server.http.errors import (
     openai_error,
 )
 from llmcore_server.http.front import Route
-from llmcore_server.http.openapi import Docs
+from llmcore_server.http.openapi import pages
 from llmcore_server.http.strict import request_id
 from llmcore_server.settings import Access
 
@@ -172,8 +172,8 @@ def build_app(
     owners: dict[str, str] = {}
     if not access.disable_fastapi_docs:
         taken = {route.path for route, _ in routes}
-        docs = Docs(tuple(routes), keys=bool(access.api_keys))
-        routes += [(route, plugin) for route, plugin in docs.routes() if route.path not in taken]
+        docs = pages(tuple(routes), keys=bool(access.api_keys))
+        routes += [(route, plugin) for route, plugin in docs if route.path not in taken]
     for route, plugin in routes:
         shape = _FIELD.sub("{}", route.path)
         if shape in owners:

@@ -26,7 +26,6 @@ from llmcore.api.bridge import (
     Subscribers,
     explode,
 )
-from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError
 from llmcore.api.protocols import RequestRecord
 
@@ -76,7 +75,7 @@ class WireBridge:
         self._sending = threading.Lock()
         self._requests = Subscribers(lambda request: self._to_engine_of(request, Abort(request)))
         self._seen = 0.0
-        self._tally = Tally()
+        self._tally = Tally(launch.name)
         self._stopping = threading.Event()
         self._over = threading.Event()
         facts = launch.facts
@@ -144,17 +143,13 @@ class WireBridge:
                 self._to_engines(Heartbeat(self._seen))
                 if alive():
                     self._tell(Alive())
-                self._tell_totals()
+                if news := self._tally.news(self._mailbox):
+                    self._tell(news)
         self._mailbox.close()
         with self._sending:
             for engine in self._engines:
                 engine.close()
             self._control.close()
-
-    def _tell_totals(self) -> None:
-        TALLIES.set("dropped_messages", self._name, total=self._mailbox.dropped)
-        if news := self._tally.news():
-            self._tell(news)
 
     def drain(self) -> None:
         """Refuse new requests and let open ones go on. From any thread."""

@@ -133,7 +133,9 @@ class Generation:
         if logger.isEnabledFor(logging.DEBUG):
             self._log_prompts()
         try:
-            self._enter()
+            choices = sum(submit.choices for submit in self.request.submits)
+            self._front.gate.enter(self._terms.client, choices)
+            self._inside = choices  # open until the end
             self.reply.on_close(self._left)
             for prompt, submit in enumerate(self.request.submits):
                 if self._ended:
@@ -164,12 +166,6 @@ class Generation:
     def usage(self) -> Usage:
         """The tokens so far."""
         return self._reducer.usage()
-
-    def _enter(self) -> None:
-        """Ask the gate, and count as open until the end."""
-        choices = sum(submit.choices for submit in self.request.submits)
-        self._front.gate.enter(self._terms.client, choices)
-        self._inside = choices
 
     def _limit(self, writer: Writer) -> None:
         """Set the request's time limits: the operator's, or the client's if that is shorter."""

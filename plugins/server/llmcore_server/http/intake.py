@@ -50,11 +50,7 @@ def refuse(
     for name, values in harmless.items():
         value = getattr(body, name)
         if value is not None and value not in values:
-            raise RequestError(
-                f"{prefix}{name}: {why}; leave it out",
-                param=prefix + name,
-                code="unsupported_parameter",
-            )
+            raise refusal(prefix + name, f"{why}; leave it out", "unsupported_parameter")
 
 
 def check_model(front: Front, name: str | None, *, param: str = "model") -> None:
@@ -94,10 +90,8 @@ NO_SEARCH: Mapping[str, tuple[Any, ...]] = {"length_penalty": (1.0,), "early_sto
 def check_choices(prompts: int, n: int, *, param: str) -> None:
     """Refuse a request for more answers than one HTTP request may ask for."""
     if prompts > MAX_PROMPTS or prompts * n > MAX_CHOICES:
-        raise RequestError(
-            f"{param}: one request takes at most {MAX_PROMPTS} prompts and {MAX_CHOICES} choices; send several",
-            param=param,
-            code="invalid_value",
+        raise refusal(
+            param, f"one request takes at most {MAX_PROMPTS} prompts and {MAX_CHOICES} choices; send several"
         )
 
 
@@ -124,7 +118,7 @@ def prompt_ids(
         check_readable(front, prompt, param=param)
         ids = prompt
     if not ids:
-        raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
+        raise refusal(param, "the prompt is empty")
     if keep is not None:
         ids = ids[-keep:] if side == LEFT else ids[:keep]
     limit, mode = front.facts.max_input_len, front.prompts.long_truncation_mode
@@ -179,11 +173,7 @@ def check_ids(front: Front, ids: Sequence[int], *, param: str) -> None:
     size = front.facts.vocab_size
     for token_id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token_id < size:
-            raise RequestError(
-                f"{param}: token id {token_id} is not in the vocabulary; ids are 0 to {size - 1}",
-                param=param,
-                code="invalid_value",
-            )
+            raise refusal(param, f"token id {token_id} is not in the vocabulary; ids are 0 to {size - 1}")
 
 
 def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, source: str) -> int:
@@ -209,24 +199,20 @@ def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, 
 def check_least(fewest: int, most: int | None, *, param: str, limit: str) -> None:
     """Refuse an answer that has at least `fewest` tokens, says field `param`, and at most `most`, says `limit`."""
     if most is not None and fewest > most:
-        raise RequestError(f"{param}: {fewest} is more than {limit}, {most}", param=param, code="invalid_value")
+        raise refusal(param, f"{fewest} is more than {limit}, {most}")
 
 
 def check_allowed(allowed: Collection[int], stop_ids: Collection[int], *, fewest: int, param: str, least: str) -> None:
     """Refuse a request whose first tokens could be none at all: all that it allows end an answer, and field `least`
     wants `fewest` before its end."""
     if allowed and fewest > 0 and set(allowed) <= set(stop_ids):
-        raise RequestError(
-            f"{param}: only tokens that end the answer are allowed, which {least} forbids",
-            param=param,
-            code="invalid_value",
-        )
+        raise refusal(param, f"only tokens that end the answer are allowed, which {least} forbids")
 
 
 def check_one_answer(n: int | None, *, stream: bool, param: str) -> None:
     """Refuse several answers in a stream that has no place for their numbers."""
     if stream and (n or 1) > 1:
-        raise RequestError(f"{param}: a stream carries one answer; use /generate", param=param, code="invalid_value")
+        raise refusal(param, "a stream carries one answer; use /generate")
 
 
 def eos_ids(front: Front) -> tuple[int, ...]:
@@ -258,11 +244,7 @@ def logit_bias(front: Front, given: Mapping[str, float], *, param: str = "logit_
     biases: dict[int, float] = {}
     for key, bias in given.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < front.facts.vocab_size):
-            raise RequestError(
-                f"{param}: {key[:20]!r} is no token id; keys are ids from 0 to {front.facts.vocab_size - 1}",
-                param=param,
-                code="invalid_value",
-            )
+            raise refusal(param, f"{key[:20]!r} is no token id; keys are ids from 0 to {front.facts.vocab_size - 1}")
         biases[int(key)] = bias
     return biases
 
@@ -294,11 +276,10 @@ def check_hints(hints: Mapping[str, Hint]) -> None:
     """Refuse what a dialect cannot tell the scheduler. Raises RequestError."""
     names = all(isinstance(name, str) and len(name) <= LONGEST_HINT for name in hints)
     if len(hints) > MOST_HINTS or not names or not all(map(_is_hint, hints.values())):
-        raise RequestError(
-            f"hints: a request has at most {MOST_HINTS}, with names of up to {LONGEST_HINT} characters; each is a "
-            "text as short, a whole number of 64 bits, another number or a boolean",
-            param="hints",
-            code="invalid_value",
+        raise refusal(
+            "hints",
+            f"a request has at most {MOST_HINTS}, with names of up to {LONGEST_HINT} characters; each is a text as "
+            "short, a whole number of 64 bits, another number or a boolean",
         )
 
 

@@ -10,14 +10,15 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
-from html import escape
+from functools import cache, lru_cache
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
 import falcon
 import msgspec
 import orjson
+from jinja2 import Environment
 from llmcore import __version__
 
 from llmcore_server.http.errors import ErrorAnswer
@@ -96,27 +97,6 @@ _METHODS = ("get", "post", "put", "patch", "delete")
 _WITH_BODY = frozenset({"post", "put", "patch"})
 _REF = "#/components/schemas/"
 
-_BOUNDS = {
-    "minimum": "from",
-    "exclusiveMinimum": "above",
-    "maximum": "to",
-    "maxLength": "at most",
-    "maxItems": "up to",
-}
-"""JSON schema's bounds in words."""
-
-_ANSWERS = {"200": "Answer", "default": "Error"}
-_EVENTS = "as events of "
-"""Words before the types of answers."""
-
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
-    "code{font:13px ui-monospace,monospace}summary{cursor:pointer;padding:.3rem 0}"
-    "summary code{font-size:14px}table{border-collapse:collapse;margin:.5rem 0 1rem}"
-    "td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0;border-bottom:1px solid #8884}"
-    "h2{margin-top:2rem;font-size:1.1rem}"
-)
-
 
 def document(routes: Sequence[tuple[Route, str]], *, keys: bool) -> dict[str, Any]:
     """The document of `routes`, each with the name of its plugin. `keys`: requests need an API key."""
@@ -190,27 +170,10 @@ def _failure(route: Route) -> type:
     return route.failure or ErrorAnswer
 
 
-class Docs:
-    """Makes both pages when the first of them is asked for."""
-
-    def __init__(self, routes: Sequence[tuple[Route, str]], *, keys: bool) -> None:
-        self._routes = routes
-        self._keys = keys
-
-    @cached_property
-    def json(self) -> bytes:
-        """/openapi.json."""
-        return orjson.dumps(document(self._routes, keys=self._keys))
-
-    @cached_property
-    def html(self) -> bytes:
-        """/docs: needs nothing from elsewhere, and no script."""
-        return "".join(_page(document(self._routes, keys=self._keys))).encode()
-
-    def routes(self) -> Iterator[tuple[Route, str]]:
-        """The two routes."""
-        yield Route("/openapi.json", Page("application/json", lambda: self.json)), "core"
-        yield Route("/docs", Page("text/html; charset=utf-8", lambda: self.html)), "core"
+def pages(routes: Sequence[tuple[Route, str]], *, keys: bool) -> Iterator[tuple[Route, str]]:
+    """The routes of the document and of its HTML, each made when it is first asked for. See `document`."""
+    yield Route("/openapi.json", Page("application/json", lambda: orjson.dumps(document(routes, keys=keys)))), "core"
+    yield Route("/docs", Page("text/html; charset=utf-8", lambda: html(document(routes, keys=keys)))), "core"
 
 
 class Page:
@@ -218,79 +181,21 @@ class Page:
 
     def __init__(self, content_type: str, make: Callable[[], bytes]) -> None:
         self._content_type = content_type
-        self._make = make
+        self._make = cache(make)
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The page."""
         resp.content_type = self._content_type
         resp.data = self._make()
 
-    on_head = on_get
 
-
-# --- HTML ------------------------------------------------------------------------------------------------------------
-
-
-def _page(described: Mapping[str, Any]) -> Iterator[str]:
-    schemas = described["components"]["schemas"]
-    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>llmcore API</title><style>{_STYLE}</style>'
-    yield f"<h1>llmcore {escape(described['info']['version'])}</h1>"
-    yield '<p>Machine-readable: <a href="openapi.json">openapi.json</a>.</p>'
-    if "security" in described:
-        yield "<p>Requests need the header <code>Authorization: Bearer KEY</code>.</p>"
-    operations = [(path, m, o) for path, methods in described["paths"].items() for m, o in methods.items()]
-    for plugin in dict.fromkeys(operation["tags"][0] for _, _, operation in operations):
-        yield f"<h2>{escape(plugin)}</h2>"
-        for path, method, operation in operations:
-            if operation["tags"] == [plugin]:
-                yield f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>"
-                yield f"<p>{escape(operation['description'])} {escape(operation['summary'])}</p>"
-                body = operation.get("requestBody")
-                if body is not None:
-                    yield f"<p>Body: {_type(body['content']['application/json']['schema'])}</p>"
-                yield from map(_answer, operation["responses"].items())
-                yield "</details>"
-    yield "<h2>Types</h2>"
-    for name, schema in schemas.items():
-        yield f'<h3 id="{escape(name)}"><code>{escape(name)}</code></h3>'
-        yield f"<p>{escape(schema.get('description', ''))}</p>"
-        yield from _members(schema)
-    yield "</html>"
-
-
-def _answer(answer: tuple[str, Mapping[str, Any]]) -> str:
-    status, described = answer
-    kinds = [
-        (_EVENTS if media == "text/event-stream" else "") + _type(content["schema"])
-        for media, content in described.get("content", {}).items()
-    ]
-    return f"<p>{_ANSWERS[status]}: {', '.join(kinds)}</p>" if kinds else ""
-
-
-def _members(schema: Mapping[str, Any]) -> Iterator[str]:
-    required = schema.get("required", ())
-    rows = schema.get("properties", {})
-    if not rows:
-        yield f"<p>{_type(schema)}</p>"
-        return
-    yield "<table><tr><th>Field<th>Type<th>Default<th>Meaning"
-    for name, member in rows.items():
-        default = "required" if name in required else escape(orjson.dumps(member.get("default")).decode())
-        meaning = escape(member.get("description", ""))
-        yield f"<tr><td><code>{escape(name)}</code><td>{_type(member)}<td>{default}<td>{meaning}"
-    yield "</table>"
-
-
-def _type(schema: Mapping[str, Any]) -> str:
-    """A schema in a few words."""
-    if "$ref" in schema:
-        name = schema["$ref"].removeprefix(_REF)
-        return f'<a href="#{escape(name)}">{escape(name)}</a>'
-    if "anyOf" in schema:
-        return " or ".join(_type(part) for part in schema["anyOf"])
-    if "enum" in schema:
-        return " or ".join(f"<code>{escape(orjson.dumps(value).decode())}</code>" for value in schema["enum"])
-    text = escape(str(schema.get("type", "anything")))
-    if isinstance(schema.get("items"), Mapping):
-        text += f" of {_type(schema['items'])}"
-    return text + "".join(f" {word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema)
+def html(described: Mapping[str, Any]) -> bytes:
+    """The page of a `document`. It needs nothing from elsewhere, and no script."""
+    plugins: dict[str, list[tuple[str, str, Any]]] = {}
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            plugins.setdefault(operation["tags"][0], []).append((path, method, operation))
+    environment = Environment(autoescape=True)
+    environment.filters["json"] = lambda value: orjson.dumps(value).decode()
+    template = files("llmcore_server.http").joinpath("docs.html").read_text(encoding="utf-8")
+    return environment.from_string(template).render(described, plugins=plugins).encode()

@@ -101,10 +101,7 @@ class Reply:
     def add_headers(self, headers: Mapping[str, str]) -> None:
         """Have the answer carry `headers` as well. Call it before anything is sent."""
         with self._lock:
-            if self._early is None:
-                self._transport.add_headers(headers)
-            else:
-                self._early.append(partial(self._transport.add_headers, headers))
+            self._send(partial(self._transport.add_headers, headers))
 
     def stream(self, data: bytes) -> None:
         """Send a piece of a stream of server-sent events; the first call sends status 200 and the header."""
@@ -171,10 +168,7 @@ class Reply:
         with self._lock:
             if self._abandoned or self._phase == "done":
                 return
-            if self._early is None:
-                self._transport.send_probe()
-            else:
-                self._early.append(self._transport.send_probe)
+            self._send(self._transport.send_probe)
 
     def attach(self) -> None:
         """The worker thread has let go: send the data that was kept back. Called by the transport's side."""
@@ -200,10 +194,14 @@ class Reply:
                 return
             self._enter(phase, allowed)
             self._callbacks = []
-            if self._early is None:
-                send()
-            else:
-                self._early.append(send)
+            self._send(send)
+
+    def _send(self, send: Callable[[], None]) -> None:
+        """Now, or when the worker thread has let go."""
+        if self._early is None:
+            send()
+        else:
+            self._early.append(send)
 
     def _enter(self, phase: str, allowed: tuple[str, ...]) -> None:
         if self._phase not in allowed:

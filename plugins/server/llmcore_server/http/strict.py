@@ -498,11 +498,6 @@ class RequestReader:
         self._yield_up = yield_up
 
     @property
-    def refusal(self) -> RequestError | None:
-        """Why the request is not let in, by its head."""
-        return self.entry.error
-
-    @property
     def body_size(self) -> int:
         """Bytes of the body that have come, kept or not."""
         return self._body.size if self._body is not None else 0

@@ -174,7 +174,7 @@ async def run(launch: TlsLaunch, most: int) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outlet = Outlet(context, launch.control)
     outlet.send(ToSupervisor(launch.name, WorkerReady()))
-    tally = Tally()
+    tally = Tally(launch.name)
     while not stop.is_set():
         outlet.send(ToSupervisor(launch.name, Alive()))
         if news := tally.news():  # the connections that were refused here

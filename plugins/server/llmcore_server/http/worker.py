@@ -37,8 +37,6 @@ from llmcore_server.messages import WorkerLaunch
 from llmcore_server.settings import Access, Prompts, Server
 from llmcore_server.templates import render_in_children
 
-logger = logging.getLogger(__name__)
-
 STATE_SECONDS = 2.0
 """Seconds to wait for the supervisor's first message before serving without it."""
 
@@ -102,8 +100,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         send_batch=bridge.send_batch,
     )
     signal.signal(child.STOP, lambda *_: server.stop(launch.config.section(Server).drain_timeout))
-    deaf = threading.Event()
-    hub = threading.Thread(target=_run_hub, args=(bridge, server, deaf), name="hub")
+    hub = threading.Thread(target=server.run_hub, args=(lambda: bridge.run(server.turns), "this worker"), name="hub")
     # These objects live as long as the worker; a look through them would delay every stream by tens of ms.
     gc.collect()
     gc.freeze()
@@ -117,7 +114,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         hub.join()
         for observers in plugins:
             observers.close()
-    return 1 if deaf.is_set() else 0
+    return int(server.deaf)
 
 
 def dialect_routes(registry: Registry, front: Front) -> Iterator[tuple[Route, str]]:
@@ -125,16 +122,6 @@ def dialect_routes(registry: Registry, front: Front) -> Iterator[tuple[Route, st
     for spec, plugin in registry.specs(DialectSpec):
         for route in load(spec.make)(front):
             yield route, plugin.name
-
-
-def _run_hub(bridge: WireBridge, server: HttpServer, deaf: threading.Event) -> None:
-    """Without its hub a worker hears nothing, so it ends, and the supervisor starts another."""
-    try:
-        bridge.run(server.turns)
-    except BaseException:  # an exit would end this thread without a word
-        logger.exception("the hub of this worker failed")
-        deaf.set()
-        server.stop(0)
 
 
 if __name__ == "__main__":

@@ -16,32 +16,33 @@ from llmcore_server.api import Front, Route
 from llmcore_server.status.answers import HealthAnswer, ServerInfoAnswer, StatusAnswer, VersionAnswer
 
 
-class Health:
-    """200 `{"message": "Ok"}` while requests can be served, else 503 `{"message": "Error"}`."""
+class Resource:
+    """Something that the supervisor's newest word tells of."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
+
+
+class Health(Resource):
+    """200 `{"message": "Ok"}` while requests can be served, else 503 `{"message": "Error"}`."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Whether the engine lives and the server takes requests."""
         ready = self._front.state().ready
         _answer(resp, ready, {"message": "Ok" if ready else "Error"})
 
-    on_post = on_head = on_get
+    on_post = on_get
 
 
-class Readiness:
+class Readiness(Resource):
     """200 `{"status": "ok"}` while requests can be served, else 503 and why."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Whether to send requests here."""
         state = self._front.state()
         _answer(resp, state.ready, {"status": "ok"} if state.ready else {"status": "error", "reason": state.reason})
 
-    on_post = on_head = on_get
+    on_post = on_get
 
 
 class Liveness:
@@ -51,33 +52,25 @@ class Liveness:
         """Whether a worker answers at all."""
         _answer(resp, True, {"status": "ok"})
 
-    on_post = on_head = on_get
+    on_post = on_get
 
 
-class Metrics:
+class Metrics(Resource):
     """The page of the first metric sink that has one."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """All figures, at most about a second old."""
         resp.content_type, resp.data = self._front.state().page
 
-    on_head = on_get
 
-
-class Ping:
+class Ping(Resource):
     """200 with an empty body while requests can be served, else 503: the health check of SageMaker and others."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The status says whether the server takes requests."""
         resp.status = falcon.HTTP_200 if self._front.state().ready else falcon.HTTP_503
 
-    on_post = on_head = on_get
+    on_post = on_get
 
 
 class Version:
@@ -85,25 +78,17 @@ class Version:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The version of llmcore that serves."""
-        resp.content_type = "application/json"
-        resp.data = orjson.dumps({"version": version("llmcore-engine")})
-
-    on_head = on_get
+        _answer(resp, True, {"version": version("llmcore-engine")})
 
 
-class ServerInfo:
+class ServerInfo(Resource):
     """The version, the model, its kernels and KV, the load, the server's processes, its plugins, and every setting
     without its secrets: what the admin listener says too."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The server, its model and its settings."""
         resp.content_type = "application/json"
         resp.data = self._front.server_info()
-
-    on_head = on_get
 
 
 def make(front: Front) -> Iterable[Route]:

@@ -21,7 +21,7 @@ from prometheus_client.exposition import basic_auth_handler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmcore_server.messages import Tallied, counts
+from llmcore_server.messages import NO_PAGE, Tallied, counts
 from llmcore_server.settings import Push
 
 logger = logging.getLogger(__name__)
@@ -110,9 +110,6 @@ def _with_login() -> Callable[..., Callable[[], None]]:
         return basic_auth_handler(url, method, timeout, headers, data, user, password)
 
     return handler
-
-
-NO_PAGE = ("text/plain; charset=utf-8", b"")
 
 
 class Sum:

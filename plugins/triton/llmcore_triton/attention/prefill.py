@@ -211,11 +211,6 @@ def make(context: OpContext) -> Prefill:
     return make_with(context, tuned.choose(KERNEL, context, default(context)))
 
 
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)
-
-
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 

@@ -177,8 +177,3 @@ def make(context: OpContext) -> PerHead:
     """The op in the fastest measured configuration, or in the default one."""
     config = default(context)
     return make_with(context, config if context.deterministic else tuned.choose(KERNEL, context, config))
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)

@@ -9,11 +9,6 @@ import torch
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton import tuned
-from llmcore_triton.linear_cublas import GAP
-
-KERNEL = "cublas"
-
 
 def run(x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides, beside [T, heads, rest] or None ->
@@ -40,9 +35,3 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """The only configuration."""
     yield {}
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds, and those by which it delays the next kernel."""
-    measured = tuned.microseconds(KERNEL, context)
-    return measured if measured is None else measured + GAP

@@ -8,6 +8,11 @@ CAPABILITY = (80, 129)
 GPU = Requires(device="cuda", capability=CAPABILITY)
 """The requirements that most kernels share."""
 
+COST = "llmcore_triton.tuned:microseconds"
+"""The cost of a kernel: what was measured for it, by its name."""
+
+CUBLAS_COST = "llmcore_triton.linear_cublas:cost"
+
 
 def other_than_deterministic(context: OpContext) -> str | None:
     """Returns why a slow kernel with the same bits in every batch is not for `context`, or None."""

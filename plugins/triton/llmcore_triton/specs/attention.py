@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 from llmcore.api import KernelSpec, ModeSpec, OpContext, Requires
 
 from llmcore_triton import tuned
-from llmcore_triton.specs import GPU, other_than_deterministic
+from llmcore_triton.specs import COST, CUBLAS_COST, GPU, other_than_deterministic
 from llmcore_triton.specs.rows import NAME, made_for
 
 _DIR = "llmcore_triton.attention"
@@ -32,7 +31,7 @@ def kernels() -> Iterable[KernelSpec]:
         make=f"{_DIR}.gqa_flashdecoding:make",
         when=replace(_TYPED, buckets=frozenset(range(5))),
         refuses=beyond,
-        cost=f"{__name__}:microseconds_gqa_flashdecoding",
+        cost=COST,
         summary="long rows split over programs, the heads of a group in one tile",
     )
     yield KernelSpec(
@@ -41,7 +40,7 @@ def kernels() -> Iterable[KernelSpec]:
         make=f"{_DIR}.gqa_attention:make",
         when=_TYPED,
         refuses=beyond,
-        cost=f"{__name__}:microseconds_gqa_attention",
+        cost=COST,
         summary="one program per row and KV head, the heads of a group in one tile",
     )
     yield KernelSpec(
@@ -50,7 +49,7 @@ def kernels() -> Iterable[KernelSpec]:
         make=f"{_DIR}.flashdecoding:make",
         when=_TOKEN,
         refuses=beyond,
-        cost=f"{__name__}:microseconds_flashdecoding",
+        cost=COST,
         summary="long rows split over programs, one query head each, no matrix products",
     )
     yield KernelSpec(
@@ -59,7 +58,7 @@ def kernels() -> Iterable[KernelSpec]:
         make=f"{_DIR}.prefill:make",
         when=_TOKEN,
         refuses=beyond_flash,
-        cost=f"{_DIR}.prefill:cost",
+        cost=COST,
         summary="streaming softmax; new keys by TMA, a cached prefix from its slots",
     )
     for kind in ("mixed", "decode", "prefill"):
@@ -69,7 +68,7 @@ def kernels() -> Iterable[KernelSpec]:
             make=f"{_DIR}.unified:make",
             when=_TOKEN,
             refuses=beyond if kind == "mixed" else beyond_or_not_deterministic,
-            cost=f"{__name__}:microseconds_unified",
+            cost=COST,
             # if it can do decode and prefill at all, it must do both: their bits have to come from one kernel
             priority=50 if kind == "mixed" else 60,
             batch_invariant=True,
@@ -85,12 +84,6 @@ def modes() -> Iterable[ModeSpec]:
         ("gqa_flashdecoding", "grouped query heads over split KV"),
     ):
         yield ModeSpec(name=f"triton_{name}", kernels={"attn.gqa.decode": name}, summary=f"decode with {summary}")
-
-
-microseconds_gqa_flashdecoding = partial(tuned.microseconds, "gqa_flashdecoding")
-microseconds_gqa_attention = partial(tuned.microseconds, "gqa_attention")
-microseconds_flashdecoding = partial(tuned.microseconds, "flashdecoding")
-microseconds_unified = partial(tuned.microseconds, "unified")
 
 
 def beyond(context: OpContext, largest_group: int = LARGEST_GROUP) -> str | None:
@@ -142,7 +135,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
         make=f"{_MLA}.latent_rope_kv_write:make",
         when=_LATENT,
         refuses=made_for(("heads", "size", "latent", "rotated"), normed=False),
-        cost="llmcore_triton.specs.rows:microseconds",
+        cost=COST,
         batch_invariant=True,
         summary="one pass, queries and row in place",
     )
@@ -152,7 +145,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
         make=f"{_MLA}.decode:make",
         when=_LATENT,
         refuses=latent_beyond,
-        cost=f"{__name__}:microseconds_mla_decode",
+        cost=COST,
         summary="long rows split over programs, all heads of a token in one tile",
     )
     for kind in ("mixed", "prefill", "decode"):
@@ -162,7 +155,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
             make=f"{_MLA}.unified:make",
             when=_LATENT,
             refuses=latent_beyond_or_not_deterministic if kind == "decode" else latent_beyond,
-            cost=f"{__name__}:microseconds_mla_unified",
+            cost=COST,
             # if it can do decode at all, its bits must be those of the others
             priority=60 if kind == "decode" else 50,
             batch_invariant=True,
@@ -175,7 +168,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
         make=f"{_MLA}.varlen:make",
         when=_TENSORS,
         refuses=beyond_varlen,
-        cost=f"{__name__}:microseconds_varlen",
+        cost=COST,
         batch_invariant=True,
         summary="streaming softmax, keys in two parts; blocks that all queries see by TMA",
     )
@@ -185,7 +178,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
         make=f"{_MLA}.merge:make",
         when=_TENSORS,
         refuses=made_for(("heads", "value_size"), normed=False),
-        cost="llmcore_triton.specs.rows:microseconds",
+        cost=COST,
         batch_invariant=True,
         summary="one pass, empty parts unread",
     )
@@ -195,7 +188,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
         make=f"{_MLA}.head_linear:make",
         when=_TENSORS,
         refuses=_many_tokens,
-        cost=f"{_MLA}.head_linear:cost",
+        cost=COST,
         batch_invariant=True,
         summary="each head's matrix streamed once for few tokens",
     )
@@ -204,14 +197,9 @@ def latent_kernels() -> Iterable[KernelSpec]:
         name="cublas",
         make=f"{_MLA}.head_linear_cublas:make",
         when=Requires(device="cuda"),
-        cost=f"{_MLA}.head_linear_cublas:cost",
+        cost=CUBLAS_COST,
         summary="torch.bmm",
     )
-
-
-microseconds_varlen = partial(tuned.microseconds, "flash_varlen")
-microseconds_mla_decode = partial(tuned.microseconds, "mla_flashdecoding")
-microseconds_mla_unified = partial(tuned.microseconds, "mla_unified")
 
 
 def latent_beyond(context: OpContext) -> str | None:

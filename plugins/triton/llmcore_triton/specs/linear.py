@@ -17,7 +17,7 @@ from dataclasses import replace
 from llmcore.api import KernelSpec, OpContext, Requires
 
 from llmcore_triton import tuned
-from llmcore_triton.specs import CAPABILITY, GPU, other_than_deterministic
+from llmcore_triton.specs import CAPABILITY, COST, CUBLAS_COST, GPU, other_than_deterministic
 
 FEW = Requires(device="cuda", capability=CAPABILITY, buckets=frozenset({0, 1, 2}))
 """Up to 64 tokens, for kernels that read weights once."""
@@ -52,9 +52,14 @@ def kernels() -> Iterable[KernelSpec]:
 
 
 def _kernel(op: str, name: str, module: str, when: Requires, refuses: Refuses | None, summary: str) -> KernelSpec:
-    path = f"llmcore_triton.{module}"
     return KernelSpec(
-        op=op, name=name, make=f"{path}:make", when=when, refuses=refuses, cost=f"{path}:cost", summary=summary
+        op=op,
+        name=name,
+        make=f"llmcore_triton.{module}:make",
+        when=when,
+        refuses=refuses,
+        cost=CUBLAS_COST if name == "cublas" else COST,
+        summary=summary,
     )
 
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 
 from llmcore.api import KernelSpec, OpContext
 
-from llmcore_triton import tuned
-from llmcore_triton.specs import GPU
+from llmcore_triton.specs import COST, GPU
 
 NAME = "triton"
 """The name of every kernel here. There is one per op."""
@@ -73,7 +71,7 @@ def kernels() -> Iterable[KernelSpec]:
                 buckets=frozenset({0, 1} if fused else ()),
             ),
             refuses=made_for(sizes, normed=op.endswith("_norm")),
-            cost=f"{__name__}:microseconds",
+            cost=COST,
             batch_invariant=not fused,
             summary=summary,
         )
@@ -83,18 +81,10 @@ def kernels() -> Iterable[KernelSpec]:
             name=f"triton_{variant}",
             make=f"llmcore_triton.sample.{variant}:make",
             when=replace(GPU, shape={"variant": frozenset({variant})}),
-            cost=f"{__name__}:microseconds_of_variant",
+            cost=COST,
             batch_invariant=True,
             summary=summary,
         )
-
-
-microseconds = partial(tuned.microseconds, NAME)
-
-
-def microseconds_of_variant(context: OpContext) -> float | None:
-    """Returns the measured microseconds, or None."""
-    return tuned.microseconds(f"triton_{context.shape['variant']}", context)
 
 
 def made_for(sizes: tuple[str, ...], *, normed: bool) -> Callable[[OpContext], str | None]:

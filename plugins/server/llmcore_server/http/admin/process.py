@@ -31,19 +31,15 @@ from llmcore_server.http.deadlines import number
 from llmcore_server.http.errors import no_route
 from llmcore_server.http.front import Route
 from llmcore_server.http.streaming import HttpServer
-from llmcore_server.messages import AdminLaunch, Alive, Mailbox, Outlet, Probe, ToSupervisor, WorkerReady
+from llmcore_server.messages import NO_PAGE, AdminLaunch, Alive, Mailbox, Outlet, Probe, ToSupervisor, WorkerReady
 from llmcore_server.server_status import Overview, server_info
 from llmcore_server.settings import Access, Server
-
-logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/", "/live", "/ready", "/dashboard"})
 """Paths that need no key. Programs that restart servers have none, and the page itself holds no figures."""
 
 PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 """Content-Security-Policy of the dashboard: it loads nothing, and talks to this listener only."""
-
-NO_PAGE = ("text/plain; charset=utf-8", b"")
 
 
 class Answer:
@@ -215,7 +211,6 @@ def main() -> int:
     """Run until killed: there is nothing to finish."""
     launch = child.begin(AdminLaunch)
     logging.getLogger("waitress").setLevel(logging.ERROR)
-    deaf = threading.Event()
     try:
         hub = Hub(launch)
         app = admin_app(launch.config, hub.board)
@@ -226,22 +221,12 @@ def main() -> int:
             admit=app.admit,
             encoder=app.encoder,
         )
-        threading.Thread(target=_run_hub, args=(hub, server, deaf), name="hub", daemon=True).start()
+        threading.Thread(target=server.run_hub, args=(hub.run, "the admin listener"), name="hub", daemon=True).start()
         server.run()
     except BaseException as error:  # noqa: BLE001 - for any error the operator gets one line and a log file
         child.report_failure(launch, error)
         return 1
-    return 1 if deaf.is_set() else 0
-
-
-def _run_hub(hub: Hub, server: HttpServer, deaf: threading.Event) -> None:
-    """Without its hub the listener would answer from old news, so it ends, and the supervisor starts another."""
-    try:
-        hub.run()
-    except BaseException:  # an exit would end this thread without a word
-        logger.exception("the hub of the admin listener failed")
-        deaf.set()
-        server.stop(0.0)
+    return int(server.deaf)
 
 
 if __name__ == "__main__":

@@ -378,7 +378,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         """Give `data` to the request that is being read. Returns the bytes that are left."""
         rest = data[request.received(data) :]
         understood = request.completed and request.error is None
-        request.error = request.refusal or request.error  # a client without a key hears of nothing else
+        request.error = request.entry.error or request.error  # a client without a key hears of nothing else
         if request.error is not None and not self.requests:
             self.refuse(request.error, request, close=not understood)
             return rest

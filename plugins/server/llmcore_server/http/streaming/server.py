@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections import Counter
@@ -23,6 +24,8 @@ from llmcore_server.http.streaming.limits import (
 )
 from llmcore_server.http.streaming.loop import READ, Loop, SendBatch
 from llmcore_server.http.strict import Head, Pool
+
+logger = logging.getLogger(__name__)
 
 ACCEPTS = 16
 """Connections taken in one turn of the loop: more would leave the other workers on the socket with too few."""
@@ -87,6 +90,8 @@ class HttpServer:
         self._by_address: Counter[str] = Counter()
         self._swept = 0.0
         self._deadline: float | None = None
+        self.deaf = False
+        """True if the hub has failed, so that another process has to take this one's place."""
 
     def run(self, draining: Callable[[], None] | None = None, late: Callable[[], None] | None = None) -> None:
         """Serve until `stop`, then call `draining` and go on until no request is open.
@@ -127,6 +132,18 @@ class HttpServer:
         if self._deadline is None:
             self._deadline = time.monotonic() + grace
             self.loop.call(lambda: None)
+
+    def run_hub(self, run: Callable[[], None], what: str) -> None:
+        """Run the hub of the process, on a thread of its own; if it fails, end the server.
+
+        Without its hub a process hears nothing, or answers from old news. `what`: the process, for the log.
+        """
+        try:
+            run()
+        except BaseException:  # an exit would end this thread without a word
+            logger.exception("the hub of %s failed", what)
+            self.deaf = True
+            self.stop(0.0)
 
     # --- for channels
 

@@ -250,9 +250,7 @@ class Registry:
         for architecture in architectures:
             claims = [(spec, plugin) for spec, plugin in models if architecture in spec.architectures]
             if len(claims) > 1:
-                who = ", ".join(f"{spec.name!r} of plugin {plugin.name!r}" for spec, plugin in claims)
-                leave = " or ".join(f"--plugins=-{plugin.name}" for _, plugin in claims)
-                raise ConfigError(f"{architecture} is claimed by {who}; leave one out: {leave}")
+                raise ConfigError(f"{architecture} is claimed by {either_of(claims)}")
             if claims:
                 return claims[0][0]
         raise ConfigError(self._unknown_architecture(architectures))
@@ -339,6 +337,12 @@ class Registry:
                 text = f"it returned a {type(layer).__name__}, needs a torch.nn.Module or None"
                 raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}")
         return layer
+
+
+def either_of(rivals: Sequence[tuple[Spec, PluginInfo]]) -> str:
+    """Contributions of which one is too many, for an error: their names, and the options that leave one out."""
+    who = ", ".join(f"{spec.name} of plugin {plugin.name!r}" for spec, plugin in rivals)
+    return f"{who}; leave one out with {' or '.join(f'--plugins=-{plugin.name}' for _, plugin in rivals)}"
 
 
 def _check_marks(module: object) -> None:

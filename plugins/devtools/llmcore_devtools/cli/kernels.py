@@ -22,7 +22,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import data_type
 from llmcore.api.specs import DType, OpContext, OpSpec
 from llmcore.cli.kernels import Asked
-from llmcore.cli.tables import show_failures, show_table
+from llmcore.cli.tables import show_table
 from llmcore.config import resolve_model
 from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
@@ -46,7 +46,9 @@ Row = dict[str, Any]
 
 def check(asked: Asked, registry: Registry) -> None:
     """Check kernels, print a table or JSON, and exit with 1 if a kernel is wrong."""
-    device = _device(asked, registry)
+    from llmcore.engine.model import pick_device
+
+    device = pick_device(registry, asked.device or "auto")
     seed = secrets.randbits(31) if asked.seed is None else asked.seed
     if asked.worker:
         _work(asked, registry, device, seed)
@@ -60,25 +62,15 @@ def check(asked: Asked, registry: Registry) -> None:
         if row["declined"] is None and jobs > 1:
             click.echo(f"{len(rows)} of {len(todo)}: {_said(row)}", err=True)
     rows.sort(key=lambda row: (row["op"], row["kernel"], row["dtype"]))
-    _end(asked, registry, rows, partial(_show_checks, rows), failed=any(row["failed"] for row in rows))
+    _end(asked, rows, partial(_show_checks, rows), failed=any(row["failed"] for row in rows))
 
 
-def _device(asked: Asked, registry: Registry) -> Device:
-    """The device that was asked for. Raises ConfigError if there is no such device, or no such op."""
-    from llmcore.engine.model import pick_device
-
-    if asked.op is not None:
-        registry.find(OpSpec, asked.op)
-    return pick_device(registry, asked.device or "auto")
-
-
-def _end(asked: Asked, registry: Registry, content: Any, show: Callable[[], None], *, failed: bool) -> None:
+def _end(asked: Asked, content: Any, show: Callable[[], None], *, failed: bool) -> None:
     """Print `content` as JSON, or `show` it as a table, and exit with 1 if a kernel `failed`."""
     if asked.as_json:
         click.echo(json.dumps(content, indent=2))
     else:
         show()
-        show_failures(registry)
     if failed:
         sys.exit(1)
 
@@ -205,9 +197,11 @@ SMALL = 3
 
 def bench(asked: Asked, registry: Registry) -> None:
     """Time kernels, print a table or JSON, and exit with 1 if a kernel failed."""
+    from llmcore.engine.model import pick_device
+
     from llmcore_devtools.kernels import bench as timing
 
-    device = _device(asked, registry)
+    device = pick_device(registry, asked.device or "auto")
     dtype = data_type(asked.dtype or "bf16")
     pins = apply_modes(asked.mode, registry, device.info, asked.kernel)
     effort = timing.ACCELERATOR if device.measured else timing.HOST
@@ -230,7 +224,7 @@ def bench(asked: Asked, registry: Registry) -> None:
         "ceilings": {"copy": best.copy, "matmul": best.matmul},
         "rows": [asdict(row) for row in rows],
     }
-    _end(asked, registry, content, partial(_show_times, rows), failed=any(row.failure for row in rows))
+    _end(asked, content, partial(_show_times, rows), failed=any(row.failure for row in rows))
 
 
 def _wanted(asked: Asked, spec: OpSpec, known: Sequence[Shape]) -> Sequence[Shape]:

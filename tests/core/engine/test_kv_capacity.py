@@ -12,7 +12,7 @@ import torch
 from llmcore.api.errors import ConfigError, RequestError, ResolveError
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config, Memory, Scheduling
-from llmcore.engine import build, tables
+from llmcore.engine import build, upload
 from llmcore.engine.kv_capacity import Room, fit, kv_capacity, scheduler_limits, stall_ms
 from llmcore.engine.llm import LLM
 from llmcore.layers import Build, layout
@@ -187,7 +187,7 @@ def test_the_largest_step(start: Callable[..., LLM], monkeypatch: pytest.MonkeyP
 
 
 def test_tables(start: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "zeros", out_of_memory(4096 * 900, tables.zeros))
+    monkeypatch.setattr(upload, "zeros", out_of_memory(4096 * 900, upload.zeros))
     text = refused(start, running_max_req_size=1000)
     assert "tables for 1000 requests of 4096 tokens" in text and "lower --running_max_req_size" in text
 

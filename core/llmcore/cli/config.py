@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
@@ -31,20 +30,13 @@ def show(resolved: Resolved, model: str | None, origin: bool, as_json: bool) -> 
     brought = plugin_settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
     rows = [(setting, shown_value(config, setting)) for setting in (*settings(), *brought)]
     if as_json:
-        click.echo(json.dumps({s.name: _entry(value, origins[s.name], origin) for s, value in rows}, indent=2))
+        named = {s.name: {"value": value, "origin": origins[s.name]} if origin else value for s, value in rows}
+        click.echo(json.dumps(named, indent=2))
         return
     width = max(len(setting.name) for setting, _ in rows) + 1
     for title, among in grouped(setting for setting, _ in rows):
         click.echo(f"# {title}")
         for setting in among:
-            text = f"{setting.name + ':':<{width}} {_yaml(shown_value(config, setting))}"
+            # JSON is YAML: what is printed can be saved and read back with --config.
+            text = f"{setting.name + ':':<{width}} {json.dumps(shown_value(config, setting))}"
             click.echo(f"{text:<{width + 24}}  # {origins[setting.name]}" if origin else text)
-
-
-def _entry(value: Any, origin: str, with_origin: bool) -> Any:
-    return {"value": value, "origin": origin} if with_origin else value
-
-
-def _yaml(value: Any) -> str:
-    # JSON is YAML: what is printed can be saved and read back with --config.
-    return json.dumps(value)

@@ -219,14 +219,10 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
                 raise ConfigError(f"Option {one} exists already; the plugin that brings it must rename it.")
             taken.add(one)
         default = tuple(spec.default or ()) if spec.multiple else spec.default
-        group = LOOSE if spec.section is None else _group_of(spec.section)
+        # the full name of a section has a dot in it, so it is never the name of a section of the tree
+        group = LOOSE if spec.section is None else f"{spec.section.__module__}.{spec.section.__qualname__}"
         found.append(_placed(replace(spec, name=name, default=default), group))
     return tuple(found)
-
-
-def _group_of(section: type) -> str:
-    """The name of a plugin's section. It has a dot in it, so it is never the name of a section of the tree."""
-    return f"{section.__module__}.{section.__qualname__}"
 
 
 def names(among: Iterable[Setting]) -> dict[str, Setting]:

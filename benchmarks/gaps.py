@@ -23,7 +23,7 @@ from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import NoCache
-from llmcore.kv.group import KVGroup
+from llmcore.kv.space import KVGroup
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
 from llmcore_devtools.bench.figures import percentile

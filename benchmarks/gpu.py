@@ -29,7 +29,7 @@ import torch
 from llmcore.api.specs import OptionSpec
 from llmcore.config import Config, resolve_config, with_plugins
 from llmcore.engine.graphs import CAPTURED_AT
-from llmcore.registry.loader import build_registry, discover
+from llmcore.registry.loader import build_registry, select
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
 from llmcore_devtools.bench.figures import Spread, machine, versions
 from llmcore_devtools.bench.workloads import Lengths, chat
@@ -209,7 +209,7 @@ def config_of(options: argparse.Namespace) -> Config:
     given = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in given.items()}
     plugins = given.get("plugins")
     listed = tuple(plugins) if isinstance(plugins, list) else (plugins,) if plugins else None
-    registry = build_registry(Config(discovered=discover(listed)))
+    registry = build_registry(Config(discovered=select(listed).plugins))
     config, _ = resolve_config(given, {}, {}, extra=[spec for spec, _ in registry.specs(OptionSpec)])
     return with_plugins(config, registry.offered)
 

@@ -19,7 +19,7 @@ from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
-from llmcore.kv.group import KVGroup
+from llmcore.kv.space import KVGroup
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler

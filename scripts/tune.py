@@ -32,7 +32,7 @@ import torch
 from llmcore.api.specs import KernelSpec, OpContext, OpSpec
 from llmcore.config import Config
 from llmcore.engine.model import pick_device
-from llmcore.registry.loader import build_registry, discover, load
+from llmcore.registry.loader import build_registry, load, select
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import bucket_text, why_not
 from llmcore_devtools.kernels.compare import compare
@@ -250,7 +250,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     options = parse()
     end = time.monotonic() + options.budget
-    registry = build_registry(Config(discovered=discover(None)))
+    registry = build_registry(Config(discovered=select(None).plugins))
     device = pick_device(registry, "auto")
     if device.torch_device.type == "cpu":
         raise SystemExit("tune.py times kernels on a GPU, and there is none here")

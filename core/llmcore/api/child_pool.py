@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 """Wall-clock seconds that a child may take to start."""
 
+EXIT_SECONDS = 5.0
+"""Wall-clock seconds until a child that closed its socket is killed. Its own exit status says why it ended."""
+
 MOST_IDLE = 2
 """Children that a pool keeps while they have nothing to do."""
 
@@ -103,10 +106,10 @@ class ChildPool:
         try:
             answer, worn = child.answer(question, limits)
         except (EOFError, OSError) as error:
-            status = child.end()
             if isinstance(error, TimeoutError):
+                child.end()
                 raise
-            raise ChildEnded(status) from error
+            raise ChildEnded(child.end(EXIT_SECONDS)) from error
         except BaseException:
             child.end()
             raise
@@ -156,7 +159,7 @@ class _Child:
             self.end()
             raise NoChild(f"it did not start within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
-            raise NoChild(_ending(self.end())) from error
+            raise NoChild(_ending(self.end(EXIT_SECONDS))) from error
         except BaseException:
             self.end()
             raise
@@ -172,11 +175,11 @@ class _Child:
         size, worn = _ANSWER.unpack(_read(self._socket, _ANSWER.size, until))
         return _read(self._socket, size, until), worn
 
-    def end(self) -> int:
-        """The exit status. Kills the process if it still runs."""
+    def end(self, seconds: float = 0.05) -> int:
+        """The exit status. Kills the process if it still runs after `seconds`."""
         self._socket.close()
         try:
-            return self._process.wait(0.05)
+            return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()

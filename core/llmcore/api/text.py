@@ -2,7 +2,6 @@
 
 from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.companions import Companions, read_companions
-from llmcore.text.detokenizer import Detokenizer, detokenizer
 from llmcore.text.events import (
     Event,
     ReasoningDelta,
@@ -26,7 +25,7 @@ from llmcore.text.stops import StopMatcher, StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
 from llmcore.text.templates import RESERVED as RESERVED_TEMPLATE_VARIABLES
 from llmcore.text.templates import ChatTemplate
-from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore.text.tokenizer import Detokenizer, FastTokenizer, detokenizer, load_tokenizer
 
 __all__ = [
     "RESERVED_TEMPLATE_VARIABLES",

@@ -11,7 +11,7 @@ import click
 from llmcore.api.models import data_type
 from llmcore.api.specs import OpSpec
 from llmcore.cli.group import loaded
-from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
+from llmcore.cli.tables import listing, registry_for, show_failures, show_rows
 from llmcore.config import resolve_model
 from llmcore.registry.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
 from llmcore.registry.modes import apply_modes
@@ -68,24 +68,21 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     if not asked.check and (asked.jobs or asked.seed is not None):
         raise click.UsageError("--jobs and --seed are for --check")
     registry = registry_for(asked.plugins)
+    show_failures(registry)
+    if asked.op is not None:
+        registry.find(OpSpec, asked.op)
     if asked.bench or asked.check:
         loaded(ctx, f"kernels --{'bench' if asked.bench else 'check'}")(asked, registry)
     elif asked.explain or asked.model is not None:
         _explain(_choices(asked, registry), asked)
     else:
         rows = kernel_rows(registry, asked.op)
-        if asked.as_json:
-            show_json(rows)
-        else:
-            header = ("OP", "KERNEL", "FROM", "PRIORITY", "REQUIRES")
-            show_table(header, [(r.op, r.name, r.dist, str(r.priority), r.requires) for r in rows])
-    show_failures(registry)
+        lines = [(row.op, row.name, row.dist, str(row.priority), row.requires) for row in rows]
+        show_rows(rows, asked.as_json, ("OP", "KERNEL", "FROM", "PRIORITY", "REQUIRES"), lines)
 
 
 def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
     device = find_device(registry, asked.device or "auto")
-    if asked.op is not None:
-        registry.find(OpSpec, asked.op)
     if asked.model is not None and asked.mode:
         from llmcore.engine.dry_model import mode_fit_of
 
@@ -103,11 +100,8 @@ def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
 
 
 def _explain(rows: Sequence[ChoiceRow], asked: Asked) -> None:
-    if asked.as_json:
-        show_json(rows)
-        return
     lines = [(_what(row), row.tokens, row.chosen or "none", row.plugin or "", _why(row)) for row in rows]
-    show_table(("OP", "TOKENS", "CHOSEN", "FROM", "WHY"), lines)
+    show_rows(rows, asked.as_json, ("OP", "TOKENS", "CHOSEN", "FROM", "WHY"), lines)
 
 
 def _what(row: ChoiceRow) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
+from llmcore.cli.tables import listing, registry_for, show_failures, show_rows
 from llmcore.registry.inspect import model_rows
 
 
@@ -14,9 +14,6 @@ def command(plugins: tuple[str, ...], as_json: bool) -> None:
     """List the model families that can be served."""
     registry = registry_for(plugins)
     rows = model_rows(registry)
-    if as_json:
-        show_json(rows)
-        return
     lines = [(row.name, ", ".join(row.architectures), f"{row.dist} {row.version}".strip()) for row in rows]
-    show_table(("FAMILY", "ARCHITECTURES", "FROM"), lines)
+    show_rows(rows, as_json, ("FAMILY", "ARCHITECTURES", "FROM"), lines)
     show_failures(registry)

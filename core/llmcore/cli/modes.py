@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
+from llmcore.cli.tables import listing, registry_for, show_failures, show_rows
 from llmcore.registry.inspect import ModeRow, find_device, mode_rows
 from llmcore.registry.modes import mode_misfit
 
@@ -39,10 +39,7 @@ def command(
         from llmcore.engine.dry_model import mode_fit_of
 
         rows = mode_rows(registry, mode_fit_of(Path(model), registry, info, dtype, deterministic).misfit)
-    if as_json:
-        show_json(rows)
-        return
-    show_table(("MODE", "PINS", "FROM", "FITS"), [_line(row) for row in rows])
+    show_rows(rows, as_json, ("MODE", "PINS", "FROM", "FITS"), [_line(row) for row in rows])
     show_failures(registry)
 
 

@@ -18,7 +18,7 @@ from llmcore.api.specs import DeviceSpec, KVLayoutSpec
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import with_model_resolved
 from llmcore.engine.budget import Budget, Machine, predict
-from llmcore.registry.inspect import best_device, find_device
+from llmcore.registry.inspect import find_device
 from llmcore.registry.loader import load
 from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
@@ -104,8 +104,6 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
 
 def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
     """The device to plan for: one of this machine, or a named accelerator with `memory` bytes."""
-    if name == "auto":
-        name = best_device(registry).name
     info = find_device(registry, name)
     spec = registry.find(DeviceSpec, info.type)
     reason = load(spec.available)()
@@ -116,13 +114,11 @@ def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
         if memory is None:
             raise ConfigError(f"--device {name} is not here ({reason}); say how much memory it has: --memory 80GiB.")
         return Machine(info=info, memory=memory, step_tokens=ACCELERATOR_STEP_TOKENS, kv=None)
-    if device.measured:
-        return Machine(info=device.info, memory=memory or device.info.memory, step_tokens=device.step_tokens, kv=None)
-    if memory is not None:
-        raise ConfigError(f"--memory: on {name} KV takes what is free now, or --max_total_token_num; leave it out.")
-    return Machine(
-        info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=device.kv_budget(1.0)
-    )
+    kv = None if device.measured else device.kv_budget(1.0)
+    if kv is not None and memory is not None:
+        where = device.info.type
+        raise ConfigError(f"--memory: on {where} KV takes what is free now, or --max_total_token_num; leave it out.")
+    return Machine(info=device.info, memory=memory or device.info.memory, step_tokens=device.step_tokens, kv=kv)
 
 
 def parse_size(text: str) -> int:

@@ -33,6 +33,14 @@ def show_json(rows: Iterable[Any]) -> None:
     click.echo(json.dumps([asdict(row) for row in rows], indent=2))
 
 
+def show_rows(rows: Iterable[Any], as_json: bool, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print rows as JSON, or their `lines` as a table."""
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(header, lines)
+
+
 def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     """Print columns as wide as their longest cell; "none" without lines."""
     if not lines:

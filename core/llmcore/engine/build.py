@@ -39,8 +39,8 @@ from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
 from llmcore.engine.processors import processors_of
 from llmcore.engine.profile import measure, prefill_rate, run_worst_case, take_workspaces, warm_up
 from llmcore.engine.sampler import RowSampler, RowScorer
-from llmcore.engine.tables import Tables
-from llmcore.kv.group import KVGroup
+from llmcore.engine.upload import Tables
+from llmcore.kv.space import KVGroup
 from llmcore.layers.layout import Layout
 from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import Made, made

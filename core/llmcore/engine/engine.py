@@ -69,7 +69,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
-        return not self._flying and self._scheduler.idle and not self._builder
+        return not self._flying and self._scheduler.idle and not self._builder.open
 
     @property
     def captured(self) -> int:
@@ -102,7 +102,7 @@ class Engine:
     def queue_stats(self) -> QueueStats:
         """The queue's figures; requests whose processors are being made count as waiting."""
         stats = self._scheduler.queue_stats()
-        if not self._builder:
+        if not self._builder.open:
             return stats
         unmade = list(self._builder.requests())
         return replace(
@@ -119,7 +119,7 @@ class Engine:
     def load(self) -> Load:
         """A snapshot."""
         load = self._scheduler.load()
-        waiting = load.waiting + len(self._builder)
+        waiting = load.waiting + len(self._builder.open)
         return msgspec.structs.replace(load, waiting=waiting, graphs=self._runner.graphs, taken=time.time())
 
     def step(self) -> list[Events]:
@@ -164,7 +164,7 @@ class Engine:
         """Queue the requests whose logits processors are made. Returns the errors of those that
         cannot be served, and a notice for each whose processors leave out a part of their arguments."""
         events: list[Events] = []
-        for made in self._builder.done() if self._builder else ():
+        for made in self._builder.done() if self._builder.open else ():
             try:
                 with _own_failure(made.request):
                     if isinstance(made.result, RequestError):
@@ -291,7 +291,8 @@ class Engine:
                     param=name,
                     code="invalid_value",
                 )
-        check_search(request, facts.vocab_size)
+        if request.beams is not None:
+            check_search(request, facts.vocab_size)
 
 
 def _check_pool(request: Submit, facts: ModelFacts) -> None:

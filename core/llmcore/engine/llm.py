@@ -365,7 +365,7 @@ class LLM:
 
     def _forbidding(self, limits: Limits, sampling: SamplingParams) -> SamplingParams:
         words = [limits.bad_words] if isinstance(limits.bad_words, str) else limits.bad_words
-        return forbid(sampling, words, self.tokenizer, self.facts.vocab_size)
+        return forbid(sampling, words, self.tokenizer, self.facts.vocab_size) if words else sampling
 
     def _submit(
         self,

@@ -22,12 +22,11 @@ from torch import Tensor
 from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Device, Event
 from llmcore.api.specs import bucket_of
-from llmcore.engine.batch_packer import BatchPacker, Packed
 from llmcore.engine.graphs import Graphs
 from llmcore.engine.probes import Asked, Probed, answered, put_probed
 from llmcore.engine.sampler import Draw, RowSampler, Scored
-from llmcore.engine.tables import Tables, Upload
 from llmcore.engine.token_masks import Outcome, Pending, changed, put_outputs, settle
+from llmcore.engine.upload import BatchPacker, Packed, Tables, Upload
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
@@ -262,7 +261,7 @@ class ModelRunner:
     def _pack(self, plan: StepPlan, frame: Frame | None) -> Prepared:
         upload = self._eager if frame is None else self._static
         packed = self._packer.pack(plan, frame, upload)
-        asked = put_probed(plan, upload)
+        asked = put_probed(plan, upload) if plan.probes or plan.pools else None
         draw = None if plan.late.size else self._sampler.pack(plan, upload, packed.n_samples)
         # A steady decode step needs one copy only. Long columns go elsewhere, so that they never make a frame grow.
         changes = self._changes if plan.admitted or any(plan.copies) else upload

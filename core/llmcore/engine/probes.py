@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.engine.tables import Upload
+from llmcore.engine.upload import Upload
 from llmcore.sched.plan import StepPlan
 
 _SLICE = 64
@@ -67,10 +67,8 @@ class Probed:
         return {name: column.numpy() for name, column in named.items() if column is not None}
 
 
-def put_probed(plan: StepPlan, upload: Upload) -> Asked | None:
-    """Host: the step's positions that are asked for, and what for. None where there are none."""
-    if not plan.probes and not plan.pools:
-        return None
+def put_probed(plan: StepPlan, upload: Upload) -> Asked:
+    """Host: the positions of the plan's probes and pools, and what they ask for."""
     ends = np.cumsum(plan.n_query, dtype=np.int32)
     borders = ends - plan.n_query
     places = [borders[probe.row] + np.arange(probe.targets.size, dtype=np.int32) for probe in plan.probes]

@@ -146,68 +146,66 @@ class ProcessorBuilder:
 
     def __init__(self, bind: Bind) -> None:
         self._bind = bind
-        self._open: dict[Key, _Asked] = {}
+        self.open: dict[Key, _Asked] = {}
+        """The requests whose processors are not made yet."""
         self._done: SimpleQueue[tuple[_Asked, Prepared | RequestError]] = SimpleQueue()
         self._turns: Turns[_Asked] = Turns()
         self._placed: set[_Asked] = set()
         """Those that have a place, wanted or not."""
         self._threads = Threads("processors-make", PLACES, hung_seconds=lambda: LOST_SECONDS)
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def requests(self) -> Iterator[Submit]:
         """Every one of them."""
-        return (asked.request for asked in self._open.values())
+        return (asked.request for asked in self.open.values())
 
     def begin(self, request: Submit, owner: int) -> None:
         """Have the processors of `request` made. Raises RequestError for arguments that are too long."""
         key = (owner, request.id)
-        if key in self._open:
+        if key in self.open:
             raise RequestError(f"request {request.id} exists already", code="invalid_value")
         calls = request.sampling.logits_processors
         size = len(msgspec.msgpack.encode(calls))
         if size > MOST_BYTES:
             text = f"{calls[0].param}: it has {size:,} bytes; at most {MOST_BYTES:,} are allowed"
             raise RequestError(text, param=calls[0].param, code="invalid_value")
-        asked = self._open[key] = _Asked(request, owner, time.monotonic())
+        asked = self.open[key] = _Asked(request, owner, time.monotonic())
         self._turns.wait(asked, request.client, size)
         self._threads.run(self._serve)
 
     def forget(self, owner: int, request_id: int) -> None:
         """Drop a request; an unknown one is ignored."""
-        self._open.pop((owner, request_id), None)
+        self.open.pop((owner, request_id), None)
 
     def done(self) -> Iterator[Built]:
         """Those that are made since the last call, and those that take too long."""
-        while self._open:
+        while self.open:
             try:
                 asked, result = self._done.get_nowait()
             except Empty:
                 break
-            if self._open.get((asked.owner, asked.request.id)) is asked:
+            if self.open.get((asked.owner, asked.request.id)) is asked:
                 yield self._close(asked, result)
         yield from self._overdue()
 
     def clear(self) -> list[tuple[Submit, int]]:
         """Give all of them up; (request, owner) of each."""
-        given_up = [(asked.request, asked.owner) for asked in self._open.values()]
-        self._open.clear()
+        given_up = [(asked.request, asked.owner) for asked in self.open.values()]
+        self.open.clear()
         return given_up
 
     def _overdue(self) -> Iterator[Built]:
-        if not self._open:
+        if not self.open:
             return
         now = time.monotonic()
         for asked in list(self._placed):
             if asked.began is not None and now - asked.began > LOST_SECONDS and self._turns.leave(asked):
                 self._threads.run(self._serve)
         self._threads.tend()
-        for asked in [asked for asked in self._open.values() if now - asked.since > MAKE_SECONDS]:
+        for asked in [asked for asked in self.open.values() if now - asked.since > MAKE_SECONDS]:
             yield self._close(asked, _late(asked))
 
     def _close(self, asked: _Asked, result: Prepared | RequestError) -> Built:
-        del self._open[asked.owner, asked.request.id]
+        del self.open[asked.owner, asked.request.id]
         return Built(asked.request, asked.owner, result)
 
     def _serve(self) -> None:
@@ -224,7 +222,7 @@ class ProcessorBuilder:
         asked.began = time.monotonic()
         result: Prepared | RequestError
         try:
-            wanted = self._open.get((asked.owner, asked.request.id)) is asked
+            wanted = self.open.get((asked.owner, asked.request.id)) is asked
             result = self._bind(asked.request) if wanted else Prepared()
         except RequestError as error:
             result = error

@@ -15,7 +15,7 @@ from torch import Tensor
 from llmcore.api.bridge import LengthDecay, SamplingParams
 from llmcore.api.protocols import Device, Int32
 from llmcore.api.specs import bucket_of
-from llmcore.engine.tables import Tables, Upload
+from llmcore.engine.upload import Tables, Upload
 from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
 from llmcore.sched.plan import Admitted, StepPlan
 from llmcore.sched.processors import Steered, both_masks, mask_of

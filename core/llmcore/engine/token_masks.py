@@ -12,8 +12,7 @@ from torch import Tensor
 
 from llmcore.api.errors import reraise_if_stopping
 from llmcore.api.protocols import Event
-from llmcore.engine.batch_packer import Packed
-from llmcore.engine.tables import Tables, Upload
+from llmcore.engine.upload import Packed, Tables, Upload
 from llmcore.sched.plan import Frame, StepPlan
 from llmcore.sched.processors import ChoiceProcessors, Steered
 

@@ -252,15 +252,12 @@ def choices_for_specs(
             context = OpContext(
                 op=op, device=device, dtype=dtype, layout=layout, bucket=bucket, deterministic=deterministic
             )
-            outcomes.append((context, _outcome(registry, context, pins)))
+            try:
+                resolution = resolve(candidates_for(registry, op), context, pins.kernels, registry.order)
+                outcomes.append((context, resolution))
+            except ResolveError as error:
+                outcomes.append((context, error))
     return choice_rows(outcomes)
-
-
-def _outcome(registry: Registry, context: OpContext, pins: Pins) -> Resolution | ResolveError:
-    try:
-        return resolve(candidates_for(registry, context.op), context, pins.kernels, registry.order)
-    except ResolveError as error:
-        return error
 
 
 def choice_rows(outcomes: Iterable[tuple[OpContext, Resolution | ResolveError]]) -> list[ChoiceRow]:

@@ -74,11 +74,6 @@ def available() -> list[PluginInfo]:
     return sorted([*inside, *_installed()], key=lambda info: (info.name, info.dist))
 
 
-def discover(named: Sequence[str] | None) -> tuple[PluginInfo, ...]:
-    """The plugins that take part, as `select` chooses them."""
-    return select(named).plugins
-
-
 def select(named: Sequence[str] | None) -> Selection:
     """The plugins that take part; `named` is the value of `--plugins`.
 
@@ -134,7 +129,9 @@ def _choose(chosen: dict[str, PluginInfo], info: PluginInfo) -> None:
 def _called(item: str, candidates: Sequence[PluginInfo]) -> list[PluginInfo]:
     """The candidates that a name or `dist:name` means, at least one. Raises ConfigError."""
     dist, colon, name = item.rpartition(":")
-    found = [info for info in candidates if info.name == name and (not colon or _same_dist(info.dist, dist))]
+    found = [
+        info for info in candidates if info.name == name and (not colon or _canonical(info.dist) == _canonical(dist))
+    ]
     if not found:
         known = {f"{info.dist}:{info.name}" if colon else info.name for info in candidates}
         exist = ", ".join(sorted(known)) or "none"
@@ -166,10 +163,6 @@ def extras() -> Mapping[str, str]:
     except PackageNotFoundError:  # the sources are on the path and nothing is installed
         return {}
     return {_canonical(match[1]): match[2] for match in found if match}
-
-
-def _same_dist(one: str, other: str) -> bool:
-    return _canonical(one) == _canonical(other)
 
 
 def _canonical(dist: str) -> str:

@@ -135,33 +135,25 @@ class Registry:
 
     def add(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> None:
         """Load one plugin and take its contributions: all of them, or none and a Failure."""
-        # A plugin may print while it loads, which must not get into a command's output.
-        with redirect_stdout(sys.stderr):
-            taken = self._load(info, load)
-        if taken is None:
+        stage, taken = "import", list[Spec]()
+        try:
+            # A plugin may print while it loads, which must not get into a command's output.
+            with redirect_stdout(sys.stderr):
+                module = load(info)
+                stage = "registration"
+                self.manager.register(module, name=info.name)
+                self._check_names(info)
+                _check_marks(module)
+                for hook in CONTRIBUTIONS:
+                    stage = hook
+                    taken += self._contributions(hook, info)
+        except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own failure
+            reraise_if_stopping(error)
+            self.fail(info, stage, error)
             return
         self.plugins.append(info)
         for spec in taken:
             self.take(spec, info)
-
-    def _load(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> list[Spec] | None:
-        """The contributions of a plugin. None, with a recorded Failure, if it raises anything."""
-        stage = "import"
-        try:
-            module = load(info)
-            stage = "registration"
-            self.manager.register(module, name=info.name)
-            self._check_names(info)
-            _check_marks(module)
-            taken: list[Spec] = []
-            for hook in CONTRIBUTIONS:
-                stage = hook
-                taken += self._contributions(hook, info)
-        except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own failure
-            reraise_if_stopping(error)
-            self.fail(info, stage, error)
-            return None
-        return taken
 
     def fail(self, info: PluginInfo, stage: str, error: BaseException) -> Failure:
         """Record that a plugin failed, and remove it. The failure is fatal if the user named the plugin."""
@@ -193,12 +185,9 @@ class Registry:
             raise PluginError(hints) from error
 
     def _contributions(self, hook: str, info: PluginInfo) -> list[Spec]:
-        caller = self.caller(hook, info.name)
-        if caller is None:
-            return []
         expected = CONTRIBUTIONS[hook]
         good: list[Spec] = []
-        for spec in (spec for result in caller() for spec in _listed(result)):
+        for spec in (spec for result in self.caller(hook, info.name)() for spec in _listed(result)):
             if not isinstance(spec, expected):
                 raise PluginError(f"returned a {type(spec).__name__}, needs {expected.__name__}")
             if wrong := misfit(spec):
@@ -228,11 +217,9 @@ class Registry:
                 return
         kept.append((spec, info))
 
-    def caller(self, hook: str, plugin: str) -> pluggy.HookCaller | None:
-        """The hook as one plugin implements it; None if the plugin does not implement it."""
+    def caller(self, hook: str, plugin: str) -> pluggy.HookCaller:
+        """The hook as one plugin implements it. If the plugin does not implement it, a call returns []."""
         impls = getattr(self.manager.hook, hook).get_hookimpls()
-        if not any(impl.plugin_name == plugin for impl in impls):
-            return None
         others = [impl.plugin for impl in impls if impl.plugin_name != plugin]
         return self.manager.subset_hook_caller(hook, others)
 
@@ -263,9 +250,7 @@ class Registry:
         for architecture in architectures:
             claims = [(spec, plugin) for spec, plugin in models if architecture in spec.architectures]
             if len(claims) > 1:
-                who = ", ".join(f"{spec.name!r} of plugin {plugin.name!r}" for spec, plugin in claims)
-                leave = " or ".join(f"--plugins=-{plugin.name}" for _, plugin in claims)
-                raise ConfigError(f"{architecture} is claimed by {who}; leave one out: {leave}")
+                raise ConfigError(f"{architecture} is claimed by {either_of(claims)}")
             if claims:
                 return claims[0][0]
         raise ConfigError(self._unknown_architecture(architectures))
@@ -286,8 +271,8 @@ class Registry:
 
     def fingerprint(self) -> str:
         """A digest of the plugins and their contributions. Processes that run the same steps must have equal ones."""
-        table = {kind.__name__: [_plain(pair) for pair in pairs] for kind, pairs in self._specs.items()}
-        text = json.dumps({"plugins": [_plain(p) for p in self.plugins], "specs": table}, sort_keys=True)
+        specs = {kind.__name__: pairs for kind, pairs in self._specs.items()}
+        text = json.dumps({"plugins": self.plugins, "specs": specs}, sort_keys=True, default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # --- hooks that observe or build ---------------------------------------------------------------------------
@@ -321,10 +306,8 @@ class Registry:
                     self._call(info, "on_shutdown", {})
 
     def _call(self, info: PluginInfo, hook: str, arguments: Mapping[str, Any]) -> None:
-        caller = self.caller(hook, info.name)
-        assert caller is not None
         try:
-            caller(**arguments)
+            self.caller(hook, info.name)(**arguments)
         except BaseException as error:
             reraise_if_stopping(error)
             if hook == "on_startup" and isinstance(error, ConfigError):
@@ -343,10 +326,8 @@ class Registry:
         Raises PluginError that names the plugin that failed.
         """
         for plugin in self.implementers("build_layer"):
-            caller = self.caller("build_layer", plugin.name)
-            assert caller is not None
             try:
-                results = caller(layer=layer, info=info)
+                results = self.caller("build_layer", plugin.name)(layer=layer, info=info)
             except BaseException as error:
                 reraise_if_stopping(error)
                 text = f"{text_of(error)}; {fix_for(plugin, error)}"
@@ -356,6 +337,12 @@ class Registry:
                 text = f"it returned a {type(layer).__name__}, needs a torch.nn.Module or None"
                 raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}")
         return layer
+
+
+def either_of(rivals: Sequence[tuple[Spec, PluginInfo]]) -> str:
+    """Contributions of which one is too many, for an error: their names, and the options that leave one out."""
+    who = ", ".join(f"{spec.name} of plugin {plugin.name!r}" for spec, plugin in rivals)
+    return f"{who}; leave one out with {' or '.join(f'--plugins=-{plugin.name}' for _, plugin in rivals)}"
 
 
 def _check_marks(module: object) -> None:
@@ -384,18 +371,14 @@ def _identity(spec: Spec) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON that is equal in every process: sets are sorted, functions become their names."""
+    """What JSON has no form for, the same in every process: sets are sorted, functions become their names."""
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return dict(value)
     if isinstance(value, frozenset):
         return sorted(repr(item) for item in value)
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if callable(value):
-        return f"{value.__module__}:{value.__qualname__}"
-    return value
+    return f"{value.__module__}:{value.__qualname__}"
 
 
 @cache

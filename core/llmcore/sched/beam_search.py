@@ -77,9 +77,8 @@ def searching(submit: Submit) -> Submit:
 
 
 def check_search(submit: Submit, vocab_size: int) -> None:
-    """Raise RequestError for what a beam search cannot do. Nothing where `submit` asks for none."""
-    if submit.beams is None:
-        return
+    """Raise RequestError for what a beam search, which `submit` asks for, cannot do."""
+    assert submit.beams is not None
     plain = {"temperature": (0.0, 1.0), "seed": None, "logprobs": None}
     for name in SamplingParams.__struct_fields__:
         value, default = getattr(submit.sampling, name), getattr(SamplingParams(), name)

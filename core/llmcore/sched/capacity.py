@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from llmcore.api.bridge import Submit
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.api.protocols import Int32, Int64, SchedulerLimits
-from llmcore.kv.group import KVGroup
-from llmcore.kv.space import Hit, KVSpace
+from llmcore.kv.space import Hit, KVGroup, KVSpace
 from llmcore.sched.request import Choice, State
 
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from llmcore.api.bridge import Finish, StepEvents
 from llmcore.api.protocols import Int32, Int64
-from llmcore.kv.group import NO_GRANULES
 from llmcore.kv.slots import RUN_TOKENS
-from llmcore.kv.space import Columns
+from llmcore.kv.space import NO_GRANULES, Columns
 from llmcore.sched.beam_search import Beams, Child, Ended
 from llmcore.sched.plan import (
     NONE,

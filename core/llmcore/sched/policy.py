@@ -25,8 +25,7 @@ from llmcore.api.protocols import (
     SchedulerView,
     WaitingRequest,
 )
-from llmcore.kv.group import NO_GRANULES, KVGroup
-from llmcore.kv.space import Hit, KVSpace
+from llmcore.kv.space import NO_GRANULES, Hit, KVGroup, KVSpace
 from llmcore.sched.capacity import Capacity, Lengths
 from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTable, State, WaitingQueue
 

@@ -20,9 +20,8 @@ from llmcore.api.bridge import Load, StepEvents, Submit
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError, reraise_if_stopping, text_of
 from llmcore.api.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
-from llmcore.kv.group import KVGroup
 from llmcore.kv.slots import RUN_TOKENS
-from llmcore.kv.space import KVSpace
+from llmcore.kv.space import KVGroup, KVSpace
 from llmcore.sched.capacity import Capacity, check_submit, fitting
 from llmcore.sched.in_flight import Results, add_errors, enqueue
 from llmcore.sched.plan import InFlight, StepPlan, StepResult

@@ -43,8 +43,6 @@ def forbid(sampling: SamplingParams, words: Sequence[str], tokenizer: Tokenizer,
     Raises RequestError for a word that is empty or that the model cannot write, and if the words leave none of
     `allowed_ids`.
     """
-    if not words:
-        return sampling
     sequences = sequences_of(words, tokenizer, vocab_size)
     singles = {ids[0] for ids in sequences if len(ids) == 1}
     if sampling.allowed_ids and singles.issuperset(sampling.allowed_ids):

@@ -15,11 +15,11 @@ from llmcore.api.bridge import Bridge, ChoiceEvent, Finish, Submit
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
-from llmcore.text.detokenizer import detokenizer
 from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
 from llmcore.text.parsing import OutputParser
 from llmcore.text.request_parsing import RequestParsing
 from llmcore.text.stops import StopMatcher, StopStrings
+from llmcore.text.tokenizer import detokenizer
 
 _RUNNING, _STOP = Finish.RUNNING, Finish.STOP
 """Looked up once, because access to an enum's members is slow, and every token needs it several times."""

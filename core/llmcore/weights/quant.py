@@ -11,7 +11,7 @@ from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Checkpoint, QuantMethod
 from llmcore.api.specs import PluginInfo, QuantMethodSpec
 from llmcore.registry.loader import load
-from llmcore.registry.registry import Registry, fix_for
+from llmcore.registry.registry import Registry, either_of, fix_for
 
 if TYPE_CHECKING:
     from llmcore.layers.build import LinearMethod
@@ -94,11 +94,9 @@ def _reader(registry: Registry, quantization: Mapping[str, Any]) -> QuantMethodS
     if len(found) == 1:
         return found[0][0]
     if found:
-        who = ", ".join(f"{spec.name} of plugin {plugin.name!r}" for spec, plugin in found)
-        leave = " or ".join(f"--plugins=-{plugin.name}" for _, plugin in found)
         raise ConfigError(
-            f"the weights are quantized with {describe(quantization)}, which is read by {who}; leave one out with "
-            f"{leave}, or give a mode that pins one"
+            f"the weights are quantized with {describe(quantization)}, which is read by {either_of(found)}, or give a "
+            "mode that pins one"
         )
     known = [spec for spec, _ in registry.specs(QuantMethodSpec) if spec.reads is not None]
     methods = "; ".join(f"{spec.name}: {spec.summary}" for spec in known) or "none"

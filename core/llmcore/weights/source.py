@@ -13,7 +13,7 @@ from llmcore.api.protocols import Checkpoint
 from llmcore.api.specs import ModelSpec, WeightLoaderSpec
 from llmcore.config import Config
 from llmcore.registry.loader import load
-from llmcore.registry.registry import Registry
+from llmcore.registry.registry import Registry, either_of
 from llmcore.weights.safetensors import SafetensorsCheckpoint
 
 
@@ -39,9 +39,7 @@ def find_loader(registry: Registry, path: Path, *, weights: bool = True) -> Weig
         raise ConfigError(f"{path} does not exist; give --model_dir the directory of a model")
     found = [(spec, plugin) for spec, plugin in registry.specs(WeightLoaderSpec) if load(spec.sniff)(path)]
     if len(found) > 1:
-        who = ", ".join(f"{spec.name} of plugin {plugin.name!r}" for spec, plugin in found)
-        leave = " or ".join(f"--plugins=-{plugin.name}" for _, plugin in found)
-        raise ConfigError(f"{path} is recognised by {who}; leave one out with {leave}, or give the file itself")
+        raise ConfigError(f"{path} is recognised by {either_of(found)}, or give the file itself")
     if found:
         return found[0][0]
     if not weights and (path / "config.json").is_file():

@@ -65,13 +65,13 @@ class Problems:
         """The first exception that a plugin's code raised, for its traceback."""
 
     @contextmanager
-    def of(self, what: str) -> Iterator[None]:
-        """Note an exception that ends the block, under the name `what`. The check goes on after the block."""
+    def of(self, what: str = "") -> Iterator[None]:
+        """Note an exception that ends the block, under the name `what` if it has one. The check goes on after it."""
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - what a plugin raises is the finding
             reraise_if_stopping(error)
-            self.keep(error, f"{what}: ")
+            self.keep(error, f"{what}: " if what else "")
 
     def keep(self, error: BaseException, prefix: str = "") -> None:
         """Note an exception's text."""
@@ -134,6 +134,24 @@ def check_each(registry: Registry, plugin: str, kind: type[S], word: str, check:
         for spec in contributed(registry, plugin, kind):
             with problems.of(f"{word} {spec.name}"):
                 tried += check(spec) is not False
+    return tried
+
+
+def check_readers(
+    registry: Registry,
+    plugin: str,
+    kind: type[S],
+    word: str,
+    samples: Sequence[Path],
+    check: Callable[[S], Sequence[Path]],
+) -> int:
+    """As `check_each`, for contributions that read files: `check` returns the samples that its contribution read.
+
+    Raises AssertionError if there are samples and none was read.
+    """
+    read: list[Path] = []
+    tried = check_each(registry, plugin, kind, word, lambda spec: read.extend(check(spec)))
+    assert read or not samples, f"no {word} of plugin {plugin!r} recognises {list(map(str, samples))}"
     return tried
 
 

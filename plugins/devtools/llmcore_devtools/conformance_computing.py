@@ -6,7 +6,6 @@ import importlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +14,7 @@ import torch
 from llmcore.api import specs
 from llmcore.api.models import KVGroupSpec
 from llmcore.api.protocols import Checkpoint, Device, QuantMethod
-from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, DType, KernelSpec, OpContext, OpSpec
+from llmcore.api.specs import DeviceInfo, DType, KernelSpec, OpContext, OpSpec
 from llmcore.layers.layout import Layout
 from llmcore.ops import Shape
 from llmcore.registry.loader import load
@@ -23,10 +22,11 @@ from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, describe, why_not
 from llmcore.weights.source import open_checkpoint
 
-from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, check_each, contributed, loaded
+from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, check_each, check_readers, loaded
 from llmcore_devtools.conformance_contributions import check_checkpoint
 from llmcore_devtools.conformance_observing import CONFIG
-from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.attention_stored import over_its_layout
+from llmcore_devtools.kernels.check import contexts
 from llmcore_devtools.kernels.compare import check
 
 CPU = DeviceInfo("cpu")
@@ -140,19 +140,18 @@ def _check_kernel(
 ) -> bool:
     """True if the kernel ran. Raises Nonconformance with the first mismatches."""
     compared, declined, problems = 0, set(), Problems()
-    for (info, where), dtype, bucket in itertools.product(devices, dtypes, range(len(TOKEN_BUCKETS))):
-        for context in _contexts(kernel, module, info, dtype, bucket):
+    for (info, where), dtype, shape in itertools.product(devices, dtypes, _required_shapes(kernel, module)):
+        # a batch-invariant kernel may be for deterministic steps only
+        base = OpContext(op=kernel.op, device=info, dtype=dtype, shape=shape, deterministic=kernel.batch_invariant)
+        for context in contexts(kernel, module, base):
             misfit = why_not(kernel, context)
             if misfit is not None:
                 declined.add(misfit)
                 continue
             with problems.of(describe(context)):
                 compared += 1
-                made = loaded(kernel.make, "make")(context)
-                tried, layout = module, unknown_layout(registry, module, context)
-                if layout is not None:
-                    tried, made = StoredSamples(module, layout), OverPool(made, layout)
-                check(tried, made, context, where, tolerance=kernel.tolerance)
+                samples, made = over_its_layout(registry, module, context, loaded(kernel.make, "make")(context))
+                check(samples, made, context, where, tolerance=kernel.tolerance)
     assert compared, f"it fits nothing that was tried: {'; '.join(sorted(declined))}"
     left = len(problems.found) - HELD
     if left > 0:
@@ -162,18 +161,11 @@ def _check_kernel(
     return True
 
 
-def _contexts(kernel: KernelSpec, module: Any, device: DeviceInfo, dtype: DType, bucket: int) -> Iterator[OpContext]:
-    when = kernel.when
-    # a batch-invariant kernel may be for deterministic steps only
-    invariant = kernel.batch_invariant
-    base = OpContext(op=kernel.op, device=device, dtype=dtype, bucket=bucket, deterministic=invariant)
-    layouts: Sequence[str | None] = sorted(when.layouts) or ("token",)
-    values = [[(name, value) for value in sorted(allowed, key=repr)] for name, allowed in when.shape.items()]
-    shapes = itertools.islice(itertools.product(*values), _SHAPES)
-    # an op without KV computes the same for every granule
-    granules = sorted(when.granules) or ((1, 4) if hasattr(module, "LAYOUTS") else (1,))
-    for layout, granule, shape, known in itertools.product(layouts, granules, shapes, _shapes(module)):
-        yield replace(base, layout=layout, granule=granule, shape={**known, **dict(shape)})
+def _required_shapes(kernel: KernelSpec, module: Any) -> list[Shape]:
+    """The op's own shapes, with the sizes that the kernel requires."""
+    values = [[(name, value) for value in sorted(allowed, key=repr)] for name, allowed in kernel.when.shape.items()]
+    required = itertools.islice(itertools.product(*values), _SHAPES)
+    return [{**known, **dict(sizes)} for sizes, known in itertools.product(required, _shapes(module))]
 
 
 def check_register_kv_layouts(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
@@ -244,41 +236,39 @@ def check_register_models(registry: Registry, plugin: str, samples: Sequence[Pat
 
     from llmcore_devtools.family import assert_family_matches_transformers
 
-    families = contributed(registry, plugin, specs.ModelSpec)
-    with all_problems() as problems:
-        for family in families:
-            with problems.of(f"family {family.name}"):
-                assert family.architectures, "it claims no architecture"
-                for part in ("read_config", "build", "weights"):
-                    loaded(getattr(family, part), part)
+    def check_family(family: specs.ModelSpec) -> None:
+        assert family.architectures, "it claims no architecture"
+        for part in ("read_config", "build", "weights"):
+            loaded(getattr(family, part), part)
+        with all_problems() as problems:
             for architecture in family.architectures:
-                with problems.of(f"family {family.name}, {architecture}"):
+                with problems.of(architecture):
                     assert registry.model_for([architecture]) is family, "another family claims it too"
                     if hasattr(transformers, architecture):
                         assert_family_matches_transformers(architecture, registry=registry)
-    return len(families)
+
+    return check_each(registry, plugin, specs.ModelSpec, "family", check_family)
 
 
 def check_register_quant_methods(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every method can be chosen, reads no other method's config, and makes complete checkpoints of its samples."""
-    read: list[Path] = []
 
-    def check(spec: specs.QuantMethodSpec) -> None:
+    def check_method(spec: specs.QuantMethodSpec) -> list[Path]:
         make = loaded(spec.make, "make")
         assert spec.reads is not None or spec.plain, "it reads nothing, plain weights neither"
         reads = (lambda quantization: False) if spec.reads is None else loaded(spec.reads, "reads")
         for other in ({"quant_method": "unknown"}, {"bits": 4}):
             assert not reads(other), f"it reads {other}, which is another method's config"
+        read = []
         for sample in samples:
             checkpoint = open_checkpoint(registry, sample)
             quantization = checkpoint.config().get("quantization_config") or {}
             if reads(quantization) if quantization else spec.plain:
                 read.append(sample)
                 _check_quant_method(make(quantization, CONFIG), checkpoint)
+        return read
 
-    tried = check_each(registry, plugin, specs.QuantMethodSpec, "method", check)
-    assert read or not samples, f"no method of plugin {plugin!r} reads {list(map(str, samples))}"
-    return tried
+    return check_readers(registry, plugin, specs.QuantMethodSpec, "method", samples, check_method)
 
 
 def _check_quant_method(method: QuantMethod, checkpoint: Checkpoint) -> None:

@@ -12,12 +12,11 @@ from llmcore.api import specs
 from llmcore.api.bridge import Load
 from llmcore.api.counters import ServerFigures
 from llmcore.api.protocols import Checkpoint, Device, RequestRecord, Tokenizer
-from llmcore.config import settings
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE
-from llmcore.text.detokenizer import detokenizer
+from llmcore.text.tokenizer import detokenizer
 
-from llmcore_devtools.conformance import all_problems, check_each, contributed, loaded
+from llmcore_devtools.conformance import all_problems, check_each, check_readers, loaded
 
 if TYPE_CHECKING:
     import falcon.testing
@@ -41,20 +40,20 @@ RECORD = RequestRecord(
 
 def check_register_modes(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Everything that a mode pins exists."""
-    modes = contributed(registry, plugin, specs.ModeSpec)
     kernels = {(spec.op, spec.name) for spec, _ in registry.specs(specs.KernelSpec)}
-    with all_problems() as problems:
-        for mode in modes:
-            what = f"mode {mode.name}"
-            with problems.of(what):
-                assert mode.layout or mode.kernels or mode.quant, "it pins nothing"
-                if mode.layout is not None:
+
+    def check(mode: specs.ModeSpec) -> None:
+        assert mode.layout or mode.kernels or mode.quant, "it pins nothing"
+        with all_problems() as problems:
+            if mode.layout is not None:
+                with problems.of():
                     registry.find(specs.KVLayoutSpec, mode.layout)
             for op, kernel in mode.kernels.items():
-                with problems.of(what):
+                with problems.of():
                     registry.find(specs.OpSpec, op)
                     assert kernel == REFERENCE or (op, kernel) in kernels, f"{op} has no kernel {kernel}"
-    return len(modes)
+
+    return check_each(registry, plugin, specs.ModeSpec, "mode", check)
 
 
 def check_register_devices(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
@@ -133,25 +132,23 @@ def _check_command(spec: specs.CommandSpec) -> None:
 
 def check_register_options(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every option has a usable name, a line of help, and a default of its own type."""
-    options = contributed(registry, plugin, specs.OptionSpec)
-    taken = {name for setting in settings() for name in (setting.name, *setting.aliases)}
+    return check_each(registry, plugin, specs.OptionSpec, "option", _check_option)
+
+
+def _check_option(option: specs.OptionSpec) -> None:
+    kind, choices = option.type, option.choices
     with all_problems() as problems:
-        for option in options:
-            what = f"option {option.name}"
-            with problems.of(what):
-                assert option.name.isidentifier(), "use letters, digits and _ in its name"
-                assert option.name not in taken, "core has an option of this name"
-            with problems.of(what):
-                assert option.summary, "it has no summary, its line of help"
-            given = option.default if option.multiple else (option.default,)
-            for value in given or ():
-                with problems.of(what):
-                    kind, choices = option.type, option.choices
-                    assert value is None or isinstance(value, kind), (
-                        f"the default {value!r} is not of type {kind.__name__}"
-                    )
-                    assert value is None or not choices or value in choices, f"the default {value!r} is not a choice"
-    return len(options)
+        with problems.of():
+            assert option.name.isidentifier(), "use letters, digits and _ in its name"
+        with problems.of():
+            assert option.summary, "it has no summary, its line of help"
+        given = option.default if option.multiple else (option.default,)
+        for value in given or ():
+            with problems.of():
+                assert value is None or isinstance(value, kind), (
+                    f"the default {value!r} is not of type {kind.__name__}"
+                )
+                assert value is None or not choices or value in choices, f"the default {value!r} is not a choice"
 
 
 def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
@@ -172,18 +169,17 @@ def _check_sink(spec: specs.MetricSinkSpec) -> None:
 
 def check_register_tokenizers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every tokenizer that recognises a sample decodes its own ids; none recognises an empty folder."""
-    recognised: list[Path] = []
 
-    def check(spec: specs.TokenizerSpec) -> None:
+    def check(spec: specs.TokenizerSpec) -> list[Path]:
         mine = _recognised(spec.sniff, samples)
         assert (spec.load is None) != (spec.convert is None), "it needs either load or convert"
-        for sample in mine if spec.load is not None else ():
-            recognised.append(sample)
+        if spec.load is None:
+            return []
+        for sample in mine:
             _check_tokenizer(loaded(spec.load, "load")(sample))
+        return mine
 
-    tried = check_each(registry, plugin, specs.TokenizerSpec, "tokenizer", check)
-    assert recognised or not samples, f"no tokenizer of plugin {plugin!r} recognises {list(map(str, samples))}"
-    return tried
+    return check_readers(registry, plugin, specs.TokenizerSpec, "tokenizer", samples, check)
 
 
 def _recognised(sniff: str, samples: Sequence[Path]) -> list[Path]:
@@ -226,16 +222,14 @@ def _check_text(tokenizer: Tokenizer, text: str) -> None:
 
 def check_register_weight_loaders(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every format's headers agree with its tensors in samples that it recognises; none recognises an empty folder."""
-    recognised: list[Path] = []
 
-    def check(spec: specs.WeightLoaderSpec) -> None:
-        for sample in _recognised(spec.sniff, samples):
-            recognised.append(sample)
+    def check(spec: specs.WeightLoaderSpec) -> list[Path]:
+        mine = _recognised(spec.sniff, samples)
+        for sample in mine:
             check_checkpoint(loaded(spec.open, "open")(sample))
+        return mine
 
-    tried = check_each(registry, plugin, specs.WeightLoaderSpec, "format", check)
-    assert recognised or not samples, f"no format of plugin {plugin!r} recognises {list(map(str, samples))}"
-    return tried
+    return check_readers(registry, plugin, specs.WeightLoaderSpec, "format", samples, check)
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:

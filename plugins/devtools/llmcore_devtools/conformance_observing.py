@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pluggy
 from llmcore.api.models import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
+from llmcore.api.specs import OptionSpec
 from llmcore.config import Config
 from llmcore.registry.registry import Registry
 
@@ -26,7 +28,8 @@ CONFIG = ModelConfig(
 
 def check_on_startup(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """The hook accepts default settings."""
-    return _call(registry, plugin, "on_startup", {"config": Config(plugin_options=_defaults(registry))})
+    defaults = {spec.name: spec.default for spec, _ in registry.specs(OptionSpec)}
+    return _call(registry, plugin, "on_startup", {"config": Config(plugin_options=defaults)})
 
 
 def check_on_model_built(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
@@ -50,8 +53,7 @@ def check_build_layer(registry: Registry, plugin: str, samples: Sequence[Path] =
     import torch
     from llmcore.layers import Rows
 
-    caller = registry.caller("build_layer", plugin)
-    assert caller is not None, f"plugin {plugin!r} does not implement build_layer"
+    caller = _caller(registry, plugin, "build_layer")
     x = torch.randn(3, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
     with all_problems() as problems:
         for index in range(CONFIG.num_layers):
@@ -106,13 +108,11 @@ def _block(width: int) -> Any:
 
 
 def _call(registry: Registry, plugin: str, hook: str, arguments: Mapping[str, object]) -> int:
-    caller = registry.caller(hook, plugin)
-    assert caller is not None, f"plugin {plugin!r} does not implement {hook}"
-    caller(**arguments)
+    _caller(registry, plugin, hook)(**arguments)
     return 1
 
 
-def _defaults(registry: Registry) -> dict[str, Any]:
-    from llmcore.api.specs import OptionSpec
-
-    return {spec.name: spec.default for spec, _ in registry.specs(OptionSpec)}
+def _caller(registry: Registry, plugin: str, hook: str) -> pluggy.HookCaller:
+    implementers = [info.name for info in registry.implementers(hook)]
+    assert plugin in implementers, f"plugin {plugin!r} does not implement {hook}"
+    return registry.caller(hook, plugin)

@@ -15,11 +15,10 @@ import numpy as np
 from llmcore.api.processors import LogitsProcessorSpec, ProcessorContext, words_of
 from llmcore.api.protocols import Int32, Tokenizer
 from llmcore.api.specs import TokenizerSpec
-from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.text.source import open_tokenizer
 
-from llmcore_devtools.conformance import all_problems, contributed, loaded
+from llmcore_devtools.conformance import all_problems, check_each, loaded
 from llmcore_devtools.tokenizer import EOS, write_tokenizer
 
 VOCAB = 300
@@ -31,23 +30,23 @@ _UNKNOWN = {"no such argument": [3, None]}
 
 def check_register_logits_processors(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Each processor keeps its protocol over random tokens, with its `example`, and refuses other arguments."""
-    specs = contributed(registry, plugin, LogitsProcessorSpec)
     random, context = np.random.default_rng(0), _context(registry)
-    with all_problems() as problems:
-        for spec in specs:
-            what = f"logits processor {spec.name}"
-            with problems.of(what):
-                _check_refusal(loaded(spec.make, "make"), context)
-            with problems.of(what):
-                start = load(spec.make)(copy.deepcopy(dict(spec.example)), context)
-                assert callable(start), f"make returned a {type(start).__name__}, needs start(prompt)"
-                for run in range(3):
-                    prompt = np.array(_PROMPT[: run + 1], np.int32)
-                    if spec.kind == "device":
-                        _check_device(start(prompt))
-                    else:
-                        _check_host(start, prompt, spec.kind, random)
-    return len(specs)
+
+    def check(spec: LogitsProcessorSpec) -> None:
+        make = loaded(spec.make, "make")
+        with all_problems() as problems:
+            with problems.of():
+                _check_refusal(make, context)
+            start = make(copy.deepcopy(dict(spec.example)), context)
+            assert callable(start), f"make returned a {type(start).__name__}, needs start(prompt)"
+            for run in range(3):
+                prompt = np.array(_PROMPT[: run + 1], np.int32)
+                if spec.kind == "device":
+                    _check_device(start(prompt))
+                else:
+                    _check_host(start, prompt, spec.kind, random)
+
+    return check_each(registry, plugin, LogitsProcessorSpec, "logits processor", check)
 
 
 def _check_refusal(make: Any, context: ProcessorContext) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +25,6 @@ from llmcore.registry.registry import Registry
 from torch import nn
 
 from llmcore_devtools.loaded_model import Generated, LoadedModel, Row
-
-if TYPE_CHECKING:
-    from llmcore_devtools.loaded_model import LoadedModel
-
 
 EMBEDDING, LOGITS = "embed_tokens", "logits"
 

@@ -14,7 +14,7 @@ from llmcore.config import Config
 from llmcore.layers.build import Build
 from llmcore.layers.step import KVStep, Step
 from llmcore.ops.attention_cases import Uploads
-from llmcore.registry.loader import build_registry, discover, load
+from llmcore.registry.loader import build_registry, load, select
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
@@ -24,7 +24,7 @@ from llmcore.weights.source import open_checkpoint, read_model
 
 def registry_for_tests(plugins: Sequence[str] | None = None) -> Registry:
     """The registry of all installed plugins, or of those that `--plugins` would select."""
-    return build_registry(Config(discovered=discover(plugins)))
+    return build_registry(Config(discovered=select(plugins).plugins))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from llmcore.api.bridge import Submit
 from llmcore.api.protocols import Int32, Int64
-from llmcore.kv.group import KVGroup
+from llmcore.kv.space import KVGroup
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.request import Lease
 from numpy.typing import NDArray

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from llmcore.api.bridge import BeamSearch, Finish, Prompt, StepEvents, Submit, explode
 from llmcore.api.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
-from llmcore.kv.group import KVGroup
+from llmcore.kv.space import KVGroup
 from llmcore.registry.loader import load
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.release import TRIALS
@@ -236,15 +236,16 @@ class Simulation:
                     self._check_answer(client, event.choice)
 
     def _check_answer(self, client: Client, choice: int) -> None:
-        submit, tokens = client.submit, client.tokens[choice]
-        if submit.beams is not None:
-            self._check_search(client, choice)
-            return
-        alone = self._alone(client.prompt, submit, choice)
+        submit, tokens, search = client.submit, client.tokens[choice], client.submit.beams is not None
+        if search:
+            alone = searched(client.prompt, submit, self._scenario.vocab)[choice]
+        else:
+            alone = self._alone(client.prompt, submit, choice)
         finish = client.ended[choice]
         assert tokens == alone[: len(tokens)], "an answer is not what it would have been alone"
         if finish is Finish.ERROR:
             assert self._to_blame(client), "a request ended with another's error"
+            assert not (search and tokens), "a search failed and gave tokens"
             return
         stopped = alone[-1] in submit.stop_ids and len(alone) > submit.min_new_tokens
         assert len(tokens) == len(alone), "an answer has another length than alone"
@@ -257,15 +258,6 @@ class Simulation:
             if token in submit.stop_ids and at > submit.min_new_tokens:
                 return tokens[:at]
         return tokens
-
-    def _check_search(self, client: Client, choice: int) -> None:
-        if client.ended[choice] is Finish.ERROR:
-            assert self._to_blame(client) and not client.tokens[choice], "a search ended with another's error"
-            return
-        alone = searched(client.prompt, client.submit, self._scenario.vocab)[choice]
-        assert client.tokens[choice] == alone, "what a search found is not what it would have found alone"
-        stopped = alone[-1] in client.submit.stop_ids
-        assert client.ended[choice] is (Finish.STOP if stopped else Finish.LENGTH)
 
     def _to_blame(self, client: Client) -> bool:
         """True if this request must cause the failures of its steps: of two or more, it was alone in one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -29,16 +30,13 @@ class Masks:
     def place(self, regex: str) -> Place | None:
         """Returns the place at the beginning of an answer. None: this expression's masks are not kept."""
         with self._lock:
-            if regex in self._residuals:
-                self._residuals.move_to_end(regex)
-                found = self._residuals[regex]
-                return None if found is None else Place(found)
-        try:
-            found = Residuals(regex, self._vocabulary.most)
-        except ValueError:
-            found = None
+            known, found = regex in self._residuals, self._residuals.get(regex)
+        if not known:
+            with contextlib.suppress(ValueError):  # it is not followed
+                found = Residuals(regex, self._vocabulary.most)
         with self._lock:
             found = self._residuals.setdefault(regex, found)
+            self._residuals.move_to_end(regex)
             while len(self._residuals) > KEPT_EXPRESSIONS:
                 self._forget(self._residuals.popitem(last=False)[1])
         return None if found is None else Place(found)

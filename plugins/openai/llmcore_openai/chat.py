@@ -101,6 +101,7 @@ class ChatCompletions:
 
     def __init__(self, front: Front):
         self._front = front
+        self._names = {ids: TokenNames(front.tokenizer, ids=ids) for ids in (False, True)}
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Validate everything, then submit; the answer comes from the bridge's thread."""
@@ -110,7 +111,7 @@ class ChatCompletions:
         if body.prompt_logprobs is not None:
             ids = request.submits[0].prompt.ids.tolist()
             known = PromptLogprobs(self._front.tokenizer, [ids], body.prompt_logprobs)
-        names = TokenNames(self._front.tokenizer, ids=bool(body.return_tokens_as_token_ids))
+        names = self._names[bool(body.return_tokens_as_token_ids)]
         shape = ChatShape(names, known, named=choice_of(body).named)
         generation = Generation(self._front, self._front.detach(req, resp), request)
         wanted = {"logprobs": logprobs, "ids": bool(body.return_token_ids)}

@@ -100,6 +100,7 @@ class Completions:
 
     def __init__(self, front: Front):
         self._front = front
+        self._names = {ids: TokenNames(front.tokenizer, "bytes:", ids=ids) for ids in (False, True)}
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Validate everything, then submit; the answer comes from the bridge's thread."""
@@ -115,7 +116,7 @@ class Completions:
         known = None
         if body.prompt_logprobs is not None:
             known = PromptLogprobs(front.tokenizer, prompts, body.prompt_logprobs)
-        names = TokenNames(front.tokenizer, "bytes:", ids=bool(body.return_tokens_as_token_ids))
+        names = self._names[bool(body.return_tokens_as_token_ids)]
         shape = CompletionShape(names, echoes, known, answers=body.max_tokens != 0)
         generation = Generation(front, front.detach(req, resp), request)
         wanted = {"logprobs": body.logprobs is not None, "ids": bool(body.return_token_ids)}

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from llmcore.api.text import TextDelta, ToolCallBegun, ToolCallDelta
+from llmcore.api.text import ParserSample, TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.json_calls import JsonCalls
 from llmcore_parsers.sampled import Sample, called, with_tools
-
-if TYPE_CHECKING:
-    from llmcore.api.text import ParserSample
 
 CALLS, CALL, SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 CALL_END, CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from llmcore.api.text import TextDelta, ToolCallBegun, ToolCallDelta
+from llmcore.api.text import ParserSample, TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.deepseek_v3 import (
     CALL,
@@ -18,9 +17,6 @@ from llmcore_parsers.deepseek_v3 import (
     shared_samples,
 )
 from llmcore_parsers.sampled import Sample, with_tools
-
-if TYPE_CHECKING:
-    from llmcore.api.text import ParserSample
 
 
 class DeepSeekV31ToolParser(DeepSeekV3ToolParser):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta
+from llmcore.api.text import ParserContext, ParserSample, TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.json_calls import JsonCalls
 from llmcore_parsers.sampled import Sample, called, with_tools
-
-if TYPE_CHECKING:
-    from llmcore.api.text import ParserSample
 
 TAG = "<|python_tag|>"
 _SEPARATORS = re.compile(r"[\s;,]*")
@@ -43,16 +39,15 @@ class Llama3ToolParser(JsonCalls):
         return True
 
     def _between(self) -> bool:
-        separators = _SEPARATORS.match(self._held)
-        end = separators.end() if separators else 0
-        rest = self._held[end:]
+        rest = _SEPARATORS.sub("", self._held, count=1)
         if not rest:
             return False
+        separators = self._held.removesuffix(rest)
         if rest[0] == "{":
-            self._gap, self._held = self._held[:end], rest
+            self._gap, self._held = separators, rest
             self._enter_call()
         elif rest.startswith(TAG):
-            self._gap, self._held, self._state = self._held[: end + len(TAG)], rest[len(TAG) :], self._opened
+            self._gap, self._held, self._state = separators + TAG, rest[len(TAG) :], self._opened
         elif TAG.startswith(rest):
             return False
         else:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from llmcore.api.text import TextDelta, ToolCallBegun, ToolCallDelta
+from llmcore.api.text import ParserSample, TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.json_calls import JsonCalls
 from llmcore_parsers.sampled import Sample, called, with_tools
-
-if TYPE_CHECKING:
-    from llmcore.api.text import ParserSample
 
 TAG, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _SEPARATORS = re.compile(r"[\s,]*")
@@ -73,13 +69,11 @@ class MistralToolParser(JsonCalls):
 
     def _between(self) -> bool:
         """State in a list: the next object or the list's end follows."""
-        separators = _SEPARATORS.match(self._held)
-        end = separators.end() if separators else 0
-        rest = self._held[end:]
+        rest = _SEPARATORS.sub("", self._held, count=1)
         if not rest:
             return False
         if rest[0] == "{":
-            self._gap, self._held = self._held[:end], rest
+            self._gap, self._held = self._held.removesuffix(rest), rest
             self._enter_call()
             return True
         if rest[0] == "]" and self._after_call:

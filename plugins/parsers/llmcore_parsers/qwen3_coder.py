@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta
+from llmcore.api.text import ParserContext, ParserSample, TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.json_calls import JsonCalls
 from llmcore_parsers.machine import first_tag
 from llmcore_parsers.sampled import Sample, called, with_tools
 from llmcore_parsers.schema_types import as_json, types_of
-
-if TYPE_CHECKING:
-    from llmcore.api.text import ParserSample
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

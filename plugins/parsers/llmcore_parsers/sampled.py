@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmcore.api.text import Event, ParserContext, ToolCallBegun, ToolCallDelta, ToolCallEnded
-
-if TYPE_CHECKING:
-    from llmcore.api.text import ParserSample
+from llmcore.api.text import Event, ParserContext, ParserSample, ToolCallBegun, ToolCallDelta, ToolCallEnded
 
 Sample = tuple[str, tuple[Event, ...]]
 """An output and its events."""
@@ -21,8 +18,6 @@ def called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
 
 def with_tools(samples: Iterable[Sample], weather: Mapping[str, Any] | None = None) -> Iterable[ParserSample]:
     """Yields samples as answers to requests with the tools `weather` (its description may be given) and `add`."""
-    from llmcore.api.text import ParserSample
-
     context = ParserContext(tools={"weather": weather or {}, "add": {}})
     for text, events in samples:
         yield ParserSample(text=text, context=context, events=events)

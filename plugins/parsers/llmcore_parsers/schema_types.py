@@ -46,21 +46,20 @@ def _refuse_constant(text: str) -> object:
     raise ValueError(f"{text} is not JSON")
 
 
+_TYPES: Mapping[type, frozenset[str]] = {
+    type(None): frozenset({"null"}),
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+}
+"""Type of a value that is not text -> its types in JSON. A float that is a whole number has those of an int."""
+
+
 def _type_of(value: object) -> frozenset[str]:
-    match value:
-        case None:
-            return frozenset({"null"})
-        case bool():
-            return frozenset({"boolean"})
-        case int():
-            return frozenset({"integer", "number"})
-        case float():
-            return frozenset({"number", "integer"} if value.is_integer() else {"number"})
-        case list():
-            return frozenset({"array"})
-        case dict():
-            return frozenset({"object"})
-    return frozenset()
+    whole = isinstance(value, float) and value.is_integer()
+    return _TYPES.get(int if whole else type(value), frozenset())
 
 
 def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str]:

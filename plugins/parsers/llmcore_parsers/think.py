@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from llmcore.api.text import Event, ParserContext, ReasoningDelta, TextDelta
+from llmcore.api.text import Event, ParserContext, ParserSample, ReasoningDelta, TextDelta
 
 from llmcore_parsers.machine import first_tag
-
-if TYPE_CHECKING:
-    from llmcore.api.text import ParserSample
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -97,8 +93,6 @@ class ThinkParser:
 
 def samples() -> Iterable[ParserSample]:
     """Yields outputs for the conformance check."""
-    from llmcore.api.text import ParserSample
-
     thought, answer = ReasoningDelta("2 < 3,\n\nso </ yes"), TextDelta("Yes.\n</think>")
     text = "2 < 3,\n\nso </ yes\n</think>\n\nYes.\n</think>"
     yield ParserSample(text=f"<think>\n{text}", events=(thought, answer))

@@ -29,8 +29,8 @@ from llmcore_server.http.errors import (
 )
 from llmcore_server.http.front import Front, Route
 from llmcore_server.http.generation import Generation, Request, Writer
-from llmcore_server.http.guided import Asked, TypedGrammar, fitting, guided, typed
-from llmcore_server.http.intake import filled
+from llmcore_server.http.guided import Asked, TypedGrammar, guided, typed
+from llmcore_server.http.intake import filled, fitting
 from llmcore_server.http.logprobs import (
     BEAM_SEARCH,
     WHOLE_ANSWER,

@@ -1,6 +1,7 @@
 """Logging to standard error, as text or as JSON. A thread writes the lines, so an unread log stops nothing.
 
 `logger.info(text, extra=fields(request=...))` adds keys to JSON lines; every line of a request carries its id.
+`log_request` writes the line of a finished request, which never has a text of the request.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Any
 import orjson
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import RequestRecord
 
 from llmcore_server.settings import Logging
+
+_requests = logging.getLogger("llmcore.request")
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -119,6 +123,39 @@ def log_to_stderr(settings: Logging, process: str) -> None:
     handler = Behind(process)
     handler.setFormatter(JsonFormatter(process) if settings.log_format == "json" else TextFormatter())
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
+
+
+def log_request(record: RequestRecord) -> None:
+    """An observer of `Front`. In JSON every figure is a key of its own; `request` joins it with other lines."""
+    if not _requests.isEnabledFor(logging.INFO):
+        return
+    first = None if record.first_token is None else round(record.first_token, 6)
+    how = f"{record.finish} ({record.cause})" if record.cause else record.finish
+    _requests.info(
+        "request %s: %s, %d in (%d cached), %d out, first token %s, %.3f s%s",
+        record.request_id,
+        how,
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.output_tokens,
+        "never" if first is None else f"{first:.3f} s",
+        record.duration,
+        f", key {record.key}" if record.key else "",
+        extra=fields(
+            request=record.request_id,
+            dialect=record.dialect,
+            model=record.model,
+            prompt_tokens=record.prompt_tokens,
+            cached_tokens=record.cached_tokens,
+            output_tokens=record.output_tokens,
+            max_new_tokens=record.max_new_tokens,
+            finish=record.finish,
+            cause=record.cause,
+            first_token_seconds=first,
+            duration_seconds=round(record.duration, 6),
+            key=record.key,
+        ),
+    )
 
 
 def _shortened(text: str) -> str:

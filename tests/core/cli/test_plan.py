@@ -14,7 +14,7 @@ from llmcore.builtin.devices import cuda
 from llmcore.cli import main
 from llmcore.cli.plan import find_machine, parse_size, show_bytes
 from llmcore.config import Config
-from llmcore.registry.loader import build_registry, discover
+from llmcore.registry.loader import build_registry, select
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_gpu_here_and_one_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> 
     here = DeviceInfo("cuda", "Here", capability=90, memory=40 << 30)
     monkeypatch.setattr(cuda, "available", lambda: None)
     monkeypatch.setattr(cuda, "make", lambda index: SimpleNamespace(info=here, measured=True, step_tokens=4096))
-    registry = build_registry(Config(discovered=discover(())))
+    registry = build_registry(Config(discovered=select(()).plugins))
     for name in ("auto", "sm90"):
         found = find_machine(registry, name, None)
         assert (found.info, found.memory, found.step_tokens) == (here, 40 << 30, 4096)

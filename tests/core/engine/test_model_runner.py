@@ -16,7 +16,7 @@ from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
 from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
 from llmcore.engine.sampler import RowSampler
-from llmcore.engine.tables import Tables, Upload
+from llmcore.engine.upload import Tables, Upload
 from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
 from llmcore.registry.loader import build_registry

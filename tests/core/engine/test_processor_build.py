@@ -188,7 +188,7 @@ def test_one_client_holds_up_no_other(gates: Gates, size: int) -> None:
     assert sorted(gates.begun[:most]) == list(range(most)) and len(gates.begun) == most + 20
     gates.gate.set()
     assert {one.request.id for one in made(line, 20)} == set(range(20))
-    assert not len(line)
+    assert not line.open
 
 
 def test_a_request_that_gets_no_place_is_told_so_and_one_that_is_made_too_long_as_well(
@@ -229,4 +229,4 @@ def test_arguments_have_a_bound(gates: Gates) -> None:
     line = ProcessorBuilder(gates)
     with pytest.raises(RequestError, match=r"^guided_grammar: it has 2,097,\d+ bytes; at most 2,097,152 are allowed$"):
         line.begin(submit(1, ATTACKER, size=processor_build.MOST_BYTES), owner=0)
-    assert not len(line)
+    assert not line.open

@@ -10,7 +10,7 @@ from llmcore.api.errors import ConfigError, PluginError
 from llmcore.api.specs import DeviceInfo, PluginInfo, SchedulerSpec
 from llmcore.config import Config
 from llmcore.registry import loader
-from llmcore.registry.loader import build_registry, collect, configure, discover, load, select
+from llmcore.registry.loader import build_registry, collect, configure, load, select
 from llmcore.registry.registry import Failure, Registry
 from sites import HEAD, SCHEDULER, Site, config, names
 
@@ -26,7 +26,7 @@ def the_failure(registry: Registry) -> Failure:
 def test_plugins_are_listed_by_name_without_import(site: Site) -> None:
     site.install("zeta", "raise SystemError('imported')")
     module = site.install("alpha", "raise SystemError('imported')", version="2.1")
-    assert discover(None) == (
+    assert select(None).plugins == (
         PluginInfo("alpha", "plugin-alpha", "2.1", module),
         PluginInfo("zeta", "plugin-zeta", "1.0", "dist_plugin_zeta"),
     )
@@ -59,14 +59,14 @@ def test_a_name_that_two_plugins_have_ends_a_start_that_asks_for_it(site: Site) 
     with pytest.raises(PluginError, match="--plugins plugin-one:same"):
         build_registry(config("same"))
     with pytest.raises(ConfigError, match=r"no plugin 'plugin-oen:same'; .* Did you mean plugin-one:same"):
-        discover(["plugin-oen:same"])
+        select(["plugin-oen:same"])
     with pytest.raises(ConfigError, match=r"two plugins that are called 'same'.*give one of them"):
-        discover(["plugin-one:same", "plugin-two:same"])
+        select(["plugin-one:same", "plugin-two:same"])
     files = [site.file("x.py", ""), str(site.path / "other" / "x.py")]
     (site.path / "other").mkdir()
     (site.path / "other" / "x.py").touch()
     with pytest.raises(ConfigError, match=r"two plugins that are called 'x'"):
-        discover(files)
+        select(files)
 
 
 BAD_METADATA = {
@@ -106,9 +106,9 @@ def test_a_minus_leaves_out_one_and_built_ins_have_no_privilege(site: Site, monk
     monkeypatch.setattr(loader, "BUILTINS", {"inside": "dist_inside"})
     site.install("a", "")
     site.install("b", "")
-    assert names(discover(["-inside"])) == ["a", "b"]
-    assert names(discover(["a", "-inside"])) == ["a"]
-    assert names(discover(["-a"])) == ["b", "inside"]
+    assert names(select(["-inside"]).plugins) == ["a", "b"]
+    assert names(select(["a", "-inside"]).plugins) == ["a"]
+    assert names(select(["-a"]).plugins) == ["b", "inside"]
 
 
 def test_a_built_in_is_replaced_by_the_distribution_that_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_built_in_is_replaced_by_the_distribution_that_is_named(site: Site, mo
     for chosen in ("better-fcfs:fcfs", "-llmcore-engine:fcfs"):
         registry = build_registry(config(chosen))
         assert [info.dist for info in registry.plugins] == ["better-fcfs"] and registry.failures == []
-    assert discover(["-fcfs"]) == ()
+    assert select(["-fcfs"]).plugins == ()
 
 
 METADATA = """Metadata-Version: 2.1
@@ -246,9 +246,9 @@ def test_settings_of_a_server_have_no_effect_on_llm(site: Site) -> None:
 def test_an_unknown_name_lists_what_exists(site: Site) -> None:
     site.install("llama", "")
     with pytest.raises(ConfigError, match=r"no plugin 'lama'; installed: llama. Did you mean llama\?"):
-        discover(["lama"])
+        select(["lama"])
     with pytest.raises(ConfigError, match="no plugin 'radix'"):
-        discover(["-radix"])
+        select(["-radix"])
 
 
 def test_a_file_is_a_plugin_whose_import_strings_work(site: Site) -> None:
@@ -261,12 +261,12 @@ def test_a_file_is_a_plugin_whose_import_strings_work(site: Site) -> None:
     assert names(registry.plugins) == ["mine"]
     assert load(registry.find(SchedulerSpec, "mine").make)(None) == "made"
     with pytest.raises(ConfigError, match="no plugin file"):
-        discover([str(site.path / "absent.py")])
+        select([str(site.path / "absent.py")])
 
 
 def test_a_process_takes_the_list_it_was_handed(site: Site) -> None:
     site.install("a", SCHEDULER.format(name="a"))
-    handed = discover(None)
+    handed = select(None).plugins
     site.install("late", SCHEDULER.format(name="late"))
     registry = build_registry(Config(discovered=handed))
     assert names(registry.plugins) == ["a"]

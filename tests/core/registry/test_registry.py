@@ -86,7 +86,7 @@ def test_an_architecture_finds_its_family_and_two_claims_are_an_error(site: Site
     assert build_registry(config()).model_for(["Bb"]).name == "one"
     site.install("two", FAMILY.format(name="two"))
     registry = build_registry(config())
-    with pytest.raises(ConfigError, match=r"Aa is claimed by 'one' of plugin 'one', 'two' of plugin 'two'"):
+    with pytest.raises(ConfigError, match=r"Aa is claimed by one of plugin 'one', two of plugin 'two'; leave one out"):
         registry.model_for(["Aa"])
     assert build_registry(config("two")).model_for(["Aa"]).name == "two"
 

@@ -37,7 +37,6 @@ def test_what_a_search_cannot_do_is_refused(name: str) -> None:
 
 def test_what_has_no_meaning_for_a_search_may_stand() -> None:
     check_search(search(sampling=SamplingParams(temperature=1.0, seed=5, logprobs=2)), 100)
-    check_search(search(beams=None, sampling=SamplingParams(presence_penalty=1.0)), 100)
 
 
 def test_a_search_needs_room_for_all_its_beams(bench: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from llmcore.api.sched import Decision, SchedulerLimits, SchedulerView
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
-from llmcore.kv.group import KVGroup
+from llmcore.kv.space import KVGroup
 from llmcore.sched.policy import GuardedEstimator, GuardedManager
 
 Make = Any

@@ -6,8 +6,8 @@ from pathlib import Path
 import orjson
 import pytest
 from llmcore.api.errors import ConfigError, RequestError
-from llmcore.text.detokenizer import detokenizer
 from llmcore.text.slow import SlowTokenizer, load_slow
+from llmcore.text.tokenizer import detokenizer
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="an extra: llmcore-engine[slow-tokenizer]")
 

@@ -17,7 +17,7 @@ from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw,
 from llmcore.ops.attention import attend, shape_of
 from llmcore.registry.loader import load
 from llmcore.registry.resolve import candidates_for
-from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import check_invariance, compare
 from llmcore_devtools.loaded_model import registry_for_tests
 
@@ -163,12 +163,12 @@ def test_long_samples_over_a_layout_of_a_plugin() -> None:
     context = OpContext(
         op="attn.gqa.decode", device=DeviceInfo("cpu"), dtype="f32", layout="int8-heads", granule=4, shape=shape
     )
-    layout = unknown_layout(registry, attn_gqa_decode, context)
-    assert layout is not None and unknown_layout(registry, attn_gqa_decode, replace(context, layout="token")) is None
-    tried = StoredSamples(attn_gqa_decode, layout)
-    sample = next(tried.long_samples(context))
     [spec] = [spec for spec, _ in candidates_for(registry, context.op) if spec.name == "int8-heads"]
-    kernel = OverPool(load(spec.make)(context), layout)
+    made = load(spec.make)(context)
+    known = over_its_layout(registry, attn_gqa_decode, replace(context, layout="token"), made)
+    assert known == (attn_gqa_decode, made)
+    tried, kernel = over_its_layout(registry, attn_gqa_decode, context, made)
+    sample = next(tried.long_samples(context))
     assert compare(tried, kernel, context, sample, torch.device("cpu"), long=True) < 1
     plain = next(attn_gqa_decode.long_samples(replace(context, layout="token")))
     with pytest.raises(AssertionError, match="off by"):  # what int8 takes away shows

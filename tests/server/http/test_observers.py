@@ -85,12 +85,3 @@ def test_the_end_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     told.close()
     assert registry.told == []
     registry.may.set()
-
-
-def test_nothing_is_kept_where_no_plugin_listens() -> None:
-    registry = Slow()
-    told = of(registry)
-    told(record(0))
-    assert not told._thread.is_alive()
-    told.close()
-    assert not registry.begun.is_set()

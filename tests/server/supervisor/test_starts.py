@@ -158,7 +158,7 @@ def killed_while_starting(directory: Path, moments: dict[str, str]) -> Iterator[
     [
         dict.fromkeys((WORKER, TERMINATOR, ADMIN, FAKE_ENGINE), "at once"),
         dict.fromkeys((WORKER, TERMINATOR, ADMIN, FAKE_ENGINE), "llmcore_server.messages"),
-        {WORKER: "llmcore.text.detokenizer", ENGINE_MODULE: "llmcore.engine.build"},
+        {WORKER: "llmcore.text.stream", ENGINE_MODULE: "llmcore.engine.build"},
     ],
     ids=["at once", "early", "late"],
 )

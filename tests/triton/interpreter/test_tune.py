@@ -12,7 +12,7 @@ import pytest
 import torch
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.config import Config
-from llmcore.registry.loader import build_registry, discover
+from llmcore.registry.loader import build_registry, select
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 GPU = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
@@ -49,7 +49,7 @@ def script(name: str) -> ModuleType:
 
 script("tune_cases")
 tune = script("tune")
-REGISTRY = build_registry(Config(discovered=discover(None)))
+REGISTRY = build_registry(Config(discovered=select(None).plugins))
 
 
 def wanted(tmp_path: Path, *ops: str) -> list:

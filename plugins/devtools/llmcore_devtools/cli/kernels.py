@@ -11,8 +11,10 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +22,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import data_type
 from llmcore.api.specs import DType, OpContext, OpSpec
 from llmcore.cli.kernels import Asked
-from llmcore.cli.tables import show_failures, show_table
+from llmcore.cli.tables import show_table
 from llmcore.config import resolve_model
 from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
@@ -46,8 +48,6 @@ def check(asked: Asked, registry: Registry) -> None:
     """Check kernels, print a table or JSON, and exit with 1 if a kernel is wrong."""
     from llmcore.engine.model import pick_device
 
-    if asked.op is not None:
-        registry.find(OpSpec, asked.op)
     device = pick_device(registry, asked.device or "auto")
     seed = secrets.randbits(31) if asked.seed is None else asked.seed
     if asked.worker:
@@ -62,12 +62,16 @@ def check(asked: Asked, registry: Registry) -> None:
         if row["declined"] is None and jobs > 1:
             click.echo(f"{len(rows)} of {len(todo)}: {_said(row)}", err=True)
     rows.sort(key=lambda row: (row["op"], row["kernel"], row["dtype"]))
+    _end(asked, rows, partial(_show_checks, rows), failed=any(row["failed"] for row in rows))
+
+
+def _end(asked: Asked, content: Any, show: Callable[[], None], *, failed: bool) -> None:
+    """Print `content` as JSON, or `show` it as a table, and exit with 1 if a kernel `failed`."""
     if asked.as_json:
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(json.dumps(content, indent=2))
     else:
-        _show_checks(rows)
-        show_failures(registry)
-    if any(row["failed"] for row in rows):
+        show()
+    if failed:
         sys.exit(1)
 
 
@@ -132,19 +136,16 @@ def _spread(asked: Asked, seed: int, jobs: int, count: int) -> Iterator[Row]:
 
     def attend(child: subprocess.Popen[str]) -> None:
         assert child.stdin is not None and child.stdout is not None
-        given, said = child.stdin, child.stdout
-        if given is None or said is None:
-            return
         for number in todo:  # all threads share this iterator, so a free process takes the next unit
             with contextlib.suppress(BrokenPipeError):
-                given.write(f"{number}\n")
-                given.flush()
-            line = said.readline()
+                child.stdin.write(f"{number}\n")
+                child.stdin.flush()
+            line = child.stdout.readline()
             if not line:
                 done.put(ConfigError(f"a process of --check ended with exit code {child.wait()}; see above"))
                 return
             done.put(json.loads(line))
-        given.close()
+        child.stdin.close()
 
     try:
         for _ in range(jobs):
@@ -168,31 +169,23 @@ def _said(row: Row) -> str:
 
 def _show_checks(rows: Sequence[Row]) -> None:
     header = ("OP", "KERNEL", "DTYPE", "CASES", "ERROR / ALLOWED", "SECONDS", "RESULT")
-    lines = [
-        (op, kernel, ", ".join(row["dtype"] for row in alike), "", "", "", f"declines: {why}")
-        for (op, kernel, why), alike in _declined(rows).items()
-    ]
+    lines = []
+    declined: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for row in rows:
         if row["declined"] is not None:
+            declined[row["op"], row["kernel"], row["declined"]].append(row["dtype"])
             continue
         worst = "" if row["worst"] is None else f"{row['worst']:.3f}"
         wrong = f"wrong in {row['failed']} contexts"
         result = click.style(wrong, fg="red") if row["failed"] else "ok"
         seconds = f"{row['seconds']:.1f}"
         lines.append((row["op"], row["kernel"], row["dtype"], str(row["cases"]), worst, seconds, result))
+    for (op, kernel, why), dtypes in declined.items():
+        lines.append((op, kernel, ", ".join(dtypes), "", "", "", f"declines: {why}"))
     show_table(header, sorted(lines))
     for row in rows:
         for failure in row["failures"]:
             click.echo(f"{row['op']}={row['kernel']} {row['dtype']}: {failure}")
-
-
-def _declined(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """Rows of kernels that decline everything here, grouped by op, kernel and reason."""
-    found: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        if row["declined"] is not None:
-            found.setdefault((row["op"], row["kernel"], row["declined"]), []).append(row)
-    return found
 
 
 SHAPES_EACH = 5
@@ -208,8 +201,6 @@ def bench(asked: Asked, registry: Registry) -> None:
 
     from llmcore_devtools.kernels import bench as timing
 
-    if asked.op is not None:
-        registry.find(OpSpec, asked.op)
     device = pick_device(registry, asked.device or "auto")
     dtype = data_type(asked.dtype or "bf16")
     pins = apply_modes(asked.mode, registry, device.info, asked.kernel)
@@ -228,18 +219,12 @@ def bench(asked: Asked, registry: Registry) -> None:
                 rows.append(row)
                 took = row.failure if row.us is None else f"{row.us:,.1f} us"
                 click.echo(f"{row.op} {row.kernel}, {row.tokens} tokens: {took}", err=True)
-    if asked.as_json:
-        measured = {"copy": best.copy, "matmul": best.matmul}
-        click.echo(
-            json.dumps(
-                {"device": asdict(device.info), "ceilings": measured, "rows": [asdict(row) for row in rows]}, indent=2
-            )
-        )
-    else:
-        _show_times(rows)
-        show_failures(registry)
-    if any(row.failure for row in rows):
-        sys.exit(1)
+    content = {
+        "device": asdict(device.info),
+        "ceilings": {"copy": best.copy, "matmul": best.matmul},
+        "rows": [asdict(row) for row in rows],
+    }
+    _end(asked, content, partial(_show_times, rows), failed=any(row.failure for row in rows))
 
 
 def _wanted(asked: Asked, spec: OpSpec, known: Sequence[Shape]) -> Sequence[Shape]:

@@ -30,18 +30,19 @@ class Stores(Protocol):
     def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-def unknown_layout(registry: Registry, module: Any, context: OpContext) -> Stores | None:
-    """The layout of an attention kernel's pools if the op's samples, in `module`, do not know it; else None.
+def over_its_layout(registry: Registry, module: Any, context: OpContext, *kernels: Any) -> tuple[Any, ...]:
+    """(op's `module`, *`kernels`) as they are; for attention over a layout that the op's samples do not know, both
+    adapted to that layout.
 
-    It is made for the heads of `context`. Raises ConfigError if no plugin brings it.
+    The layout is made for the heads of `context`. Raises ConfigError if no plugin brings it.
     """
     if not context.op.startswith("attn.") or context.layout in getattr(module, "LAYOUTS", (context.layout,)):
-        return None
+        return module, *kernels
     spec, name = spec_of(context), str(context.layout)
     heads, key, value = spec.kv_heads, spec.key_size, spec.value_size
     group = KVGroupSpec(name="kv", layers=(0,), layout=name, kv_heads=heads, key_size=key, value_size=value)
-    made: Stores = load(registry.find(KVLayoutSpec, name).make)(group, context.granule, context.dtype)
-    return made
+    layout: Stores = load(registry.find(KVLayoutSpec, name).make)(group, context.granule, context.dtype)
+    return StoredSamples(module, layout), *(OverPool(kernel, layout) for kernel in kernels)
 
 
 class StoredSamples:

@@ -26,7 +26,7 @@ from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
 
-from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import check_invariance, compare
 
 Shapes = Callable[[str], Sequence[Shape]]
@@ -115,8 +115,9 @@ def _check_unit(row: CheckRow, unit: Unit, bench: Bench) -> None:
     spec, module = unit.candidate[0], importlib.import_module(unit.op.module)
     reasons: set[str] = set()
     own: Sequence[Shape] = getattr(module, "SHAPES", ({},))
+    base = OpContext(op=spec.op, device=bench.device.info, dtype=unit.dtype, deterministic=bench.deterministic)
     for shape, large in [*((shape, False) for shape in own), *((shape, True) for shape in bench.shapes(unit.op.name))]:
-        for context in _contexts(unit, bench, shape, large):
+        for context in contexts(spec, module, replace(base, shape=dict(shape)), 1 if large else None):
             reason = why_not(spec, context)
             if reason is not None:
                 reasons.add(reason)
@@ -126,25 +127,20 @@ def _check_unit(row: CheckRow, unit: Unit, bench: Bench) -> None:
         row.declined = "; ".join(sorted(reasons))
 
 
-def _contexts(unit: Unit, bench: Bench, shape: Shape, large: bool) -> Iterator[OpContext]:
-    """The contexts of every bucket, layout and granule. A real shape gets the smallest granule only."""
-    when = unit.candidate[0].when
-    stored: Sequence[str] = getattr(importlib.import_module(unit.op.module), "LAYOUTS", ())
-    layouts: Sequence[str | None] = sorted(when.layouts) or stored or (None,)
-    granules = sorted(when.granules) or ((1, 4) if stored else (1,))
-    for layout, granule, bucket in itertools.product(
-        layouts, granules[: 1 if large else None], range(len(TOKEN_BUCKETS))
-    ):
-        yield OpContext(
-            op=unit.op.name,
-            device=bench.device.info,
-            dtype=unit.dtype,
-            layout=layout,
-            granule=granule,
-            bucket=bucket,
-            shape=dict(shape),
-            deterministic=bench.deterministic,
-        )
+def contexts(
+    kernel: KernelSpec, module: Any, base: OpContext, most_granules: int | None = None
+) -> Iterator[OpContext]:
+    """`base` in every bucket, with every layout and granule that `kernel` requires.
+
+    If it requires none, these are the layouts that the op's `module` knows, and the granules 1 and 4. An op without KV
+    computes the same for every granule. `most_granules`: only that many, the smallest ones.
+    """
+    stored: Sequence[str] = getattr(module, "LAYOUTS", ())
+    layouts: Sequence[str | None] = sorted(kernel.when.layouts) or stored or (None,)
+    granules = sorted(kernel.when.granules) or ((1, 4) if stored else (1,))
+    buckets = range(len(TOKEN_BUCKETS))
+    for layout, granule, bucket in itertools.product(layouts, granules[:most_granules], buckets):
+        yield replace(base, layout=layout, granule=granule, bucket=bucket)
 
 
 def _check_context(
@@ -155,9 +151,7 @@ def _check_context(
     name, device = "", bench.device
     try:
         kernel, alone = (load(spec.make)(where) for where in (context, replace(context, bucket=0)))
-        layout = unknown_layout(bench.registry, module, context)
-        if layout is not None:
-            module, kernel, alone = StoredSamples(module, layout), OverPool(kernel, layout), OverPool(alone, layout)
+        module, kernel, alone = over_its_layout(bench.registry, module, context, kernel, alone)
         for kind in kinds:
             with drawing(bench.seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
                 for number, sample in enumerate(getattr(module, kind)(context), 1):

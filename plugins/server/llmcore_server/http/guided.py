@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-from llmcore.api.bridge import LogitsProcessor, Submit
+from llmcore.api.bridge import LogitsProcessor
 from llmcore.api.errors import RequestError
 
 from llmcore_server.http.errors import refusal
@@ -89,25 +89,6 @@ def guided(front: Front, param: str, **args: Any) -> LogitsProcessor:
             code="unsupported_parameter",
         )
     return LogitsProcessor(NAME, {name: _carried(name, a) for name, a in args.items() if a is not None}, param)
-
-
-def fitting(submits: Sequence[Submit], processor: LogitsProcessor | None) -> list[Submit]:
-    """The same, with answers that `processor` makes fit; None changes nothing. Raises RequestError for beams."""
-    if processor is None:
-        return list(submits)
-    if any(submit.beams is not None for submit in submits):
-        raise RequestError(
-            f"{processor.param}: a beam search cannot be guided; leave one of the two out",
-            param=processor.param,
-            code="unsupported_parameter",
-        )
-    return [_with(submit, processor) for submit in submits]
-
-
-def _with(submit: Submit, processor: LogitsProcessor) -> Submit:
-    sampling = submit.sampling
-    processors = (*sampling.logits_processors, processor)
-    return msgspec.structs.replace(submit, sampling=msgspec.structs.replace(sampling, logits_processors=processors))
 
 
 def _carried(name: str, value: Any) -> Any:

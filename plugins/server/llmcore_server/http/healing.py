@@ -18,8 +18,8 @@ from llmcore.api.bridge import LogitsProcessor, Prompt, Submit
 from llmcore.api.errors import ConfigError
 from llmcore.api.processors import ProcessorContext, words_of
 from llmcore.api.protocols import Int32, Tokenizer
-from llmcore.text.detokenizer import HasPieces
 from llmcore.text.stream import Healing
+from llmcore.text.tokenizer import HasPieces
 
 MOST_TOKENS = 2
 """Most tokens to remove from a prompt's end; the same number as in LightLLM."""

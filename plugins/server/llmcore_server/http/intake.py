@@ -8,7 +8,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from llmcore.api.bridge import BeamSearch, Hint, Prompt, SamplingParams, Submit
+import msgspec
+from llmcore.api.bridge import BeamSearch, Hint, LogitsProcessor, Prompt, SamplingParams, Submit
 from llmcore.api.errors import RequestError
 from llmcore.api.protocols import Tokenizer
 from llmcore.text.bad_words import forbid
@@ -250,7 +251,7 @@ def logit_bias(front: Front, given: Mapping[str, float], *, param: str = "logit_
 
 def without_words(front: Front, sampling: SamplingParams, words: Sequence[str] | None) -> SamplingParams:
     """The same parameters, with which an answer completes none of `words`; see text.bad_words.forbid."""
-    return forbid(sampling, words or (), front.tokenizer, front.facts.vocab_size)
+    return forbid(sampling, words, front.tokenizer, front.facts.vocab_size) if words else sampling
 
 
 NO_SEED = -1
@@ -320,6 +321,25 @@ def submit(
         priority=priority or 0,
         hints=dict(hints or {}),
     )
+
+
+def fitting(submits: Sequence[Submit], processor: LogitsProcessor | None) -> list[Submit]:
+    """The same, with answers that `processor` makes fit; None changes nothing. Raises RequestError for beams."""
+    if processor is None:
+        return list(submits)
+    if any(submit.beams is not None for submit in submits):
+        raise RequestError(
+            f"{processor.param}: a beam search cannot be guided; leave one of the two out",
+            param=processor.param,
+            code="unsupported_parameter",
+        )
+    return [_with_processor(submit, processor) for submit in submits]
+
+
+def _with_processor(submit: Submit, processor: LogitsProcessor) -> Submit:
+    sampling = submit.sampling
+    processors = (*sampling.logits_processors, processor)
+    return msgspec.structs.replace(submit, sampling=msgspec.structs.replace(sampling, logits_processors=processors))
 
 
 FILLS: tuple[tuple[str, str, str], ...] = (

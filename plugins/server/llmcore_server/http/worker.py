@@ -29,9 +29,10 @@ from llmcore_server.http.app import build_app
 from llmcore_server.http.bridge import WireBridge
 from llmcore_server.http.front import Front, Route
 from llmcore_server.http.healing import check_healing
-from llmcore_server.http.observers import Observers, log_request
+from llmcore_server.http.observers import HOOK, Observers
 from llmcore_server.http.streaming import HttpServer, Limits
 from llmcore_server.http.streaming.limits import connections
+from llmcore_server.logs import log_request
 from llmcore_server.messages import WorkerLaunch
 from llmcore_server.settings import Access, Prompts, Server
 from llmcore_server.templates import render_in_children
@@ -71,7 +72,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
     bridge = WireBridge(launch, on_shutdown=stop)
-    observers = Observers(registry)
+    plugins = [Observers(registry)] if registry.implementers(HOOK) else []
     front = Front(
         config=launch.config,
         bridge=bridge,
@@ -82,7 +83,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         processors=frozenset(
             spec.name for spec, _ in registry.specs(LogitsProcessorSpec) if spec.enabled(launch.config.plugin_options)
         ),
-        observers=(bridge.report, log_request, observers),
+        observers=(bridge.report, log_request, *plugins),
         key_names=tuple(fingerprint(key) for key in launch.config.section(Access).api_keys),
         gate=bridge.gate,
         deadlines=bridge.deadlines,
@@ -111,7 +112,8 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     finally:  # also when the main loop failed: the process, and every open connection, would outlive it with the hub
         bridge.stop()
         hub.join()
-        observers.close()
+        for observers in plugins:
+            observers.close()
     return int(server.deaf)
 
 

@@ -57,23 +57,13 @@ class Entries:
         req.context.client = entry.client
         if entry.error is not None:
             raise entry.error
-        if entry.preflight:
+        if entry.preflight or req.path == "*":  # OPTIONS * asks for no path, only whether there is a server
             resp.status = falcon.HTTP_204
             resp.complete = True
 
 
 def _cgi_headers(req: falcon.Request) -> dict[str, str]:
     return {name.removeprefix("HTTP_"): value for name, value in req.env.items() if name.startswith("HTTP_")}
-
-
-class WholeServer:
-    """Middleware: `OPTIONS *` asks for no path, only whether there is a server."""
-
-    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer it with 204, as other servers do."""
-        if req.path == "*" and not resp.complete:
-            resp.status = falcon.HTTP_204
-            resp.complete = True
 
 
 class ErrorHandler:
@@ -166,7 +156,7 @@ def build_app(
     routes = list(routes)
     gate, queued = gate or Gate(), frozenset(route.path for route, _ in routes if route.queued)
     admit = Doorman(Door(access, open_paths=open_paths, guard=guard), gate, queued).admit
-    app = App(middleware=[RequestIds(), Entries(admit), WholeServer(), Arrivals(gate, queued)], router=router)
+    app = App(middleware=[RequestIds(), Entries(admit), Arrivals(gate, queued)], router=router)
     app.admit = admit
     encoders: dict[str, EncodeError] = {}
     owners: dict[str, str] = {}

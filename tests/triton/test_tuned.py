@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import llmcore_triton
@@ -37,4 +38,4 @@ def test_entries_are_of_kernels_that_exist(file: Path) -> None:
 
 
 def cost(spec: KernelSpec, context: OpContext) -> float | None:
-    return None if spec.cost is None else load(spec.cost)(spec.name, context)
+    return None if spec.cost is None else load(spec.cost)(replace(context, kernel=spec.name))

@@ -62,6 +62,8 @@ class OpContext:
     bucket: int = 0
     shape: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)
     deterministic: bool = False
+    kernel: str = ""
+    """The kernel that `KernelSpec.cost` is asked about; empty elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,7 @@ class KernelSpec(Spec):
     refuses: Callable[[OpContext], str | None] | None = None
     """(OpContext) -> why the kernel declines, or None. For requirements that `when` cannot express."""
     cost: ImportString | None = None
-    """(`name`, OpContext) -> microseconds that were measured on this device, or None without a measurement."""
+    """(OpContext) -> microseconds that were measured on this device, or None without a measurement."""
     batch_invariant: bool = False
     """Under `OpContext.deterministic` a row's result has the same bits in every batch and every token bucket."""
     tolerance: Mapping[str, float] = field(default_factory=dict)

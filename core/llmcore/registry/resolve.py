@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmcore.api.errors import ResolveError, did_you_mean, reraise_if_stopping, text_of
 from llmcore.api.specs import (
@@ -246,7 +246,7 @@ def _cost(spec: KernelSpec, plugin: PluginInfo, context: OpContext) -> float | N
     if spec.cost is None:
         return None
     try:
-        cost: float | None = load(spec.cost)(spec.name, context)
+        cost: float | None = load(spec.cost)(replace(context, kernel=spec.name))
     except BaseException as error:
         reraise_if_stopping(error)
         raise ResolveError(

@@ -53,7 +53,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     yield {}
 
 
-def cost(kernel: str, context: OpContext) -> float | None:
+def cost(context: OpContext) -> float | None:
     """Measured microseconds, and those by which it delays the next kernel."""
-    measured = tuned.microseconds(kernel, context)
+    measured = tuned.microseconds(context)
     return measured if measured is None else measured + GAP

@@ -28,9 +28,9 @@ def choose(kernel: str, context: OpContext, default: Mapping[str, Any]) -> dict[
     return {**default, **(entry["config"] if entry else {})}
 
 
-def microseconds(kernel: str, context: OpContext) -> float | None:
-    """Returns the measured microseconds of `kernel` for `context`, or None."""
-    entry = find(kernel, context)
+def microseconds(context: OpContext) -> float | None:
+    """Returns the measured microseconds of `context.kernel`, or None."""
+    entry = find(context.kernel, context)
     return float(entry["us"]) if entry else None
 
 

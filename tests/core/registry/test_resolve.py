@@ -30,23 +30,23 @@ def context(device: DeviceInfo = SM90, **more: object) -> OpContext:
 TORCH = kernel("torch", 0)
 
 
-def cheap(name: str, context: OpContext) -> float | None:
+def cheap(context: OpContext) -> float | None:
     return 3.5
 
 
-def dear(name: str, context: OpContext) -> float | None:
+def dear(context: OpContext) -> float | None:
     return 12.0
 
 
-def unmeasured(name: str, context: OpContext) -> float | None:
+def unmeasured(context: OpContext) -> float | None:
     return None
 
 
-def broken(name: str, context: OpContext) -> float | None:
+def broken(context: OpContext) -> float | None:
     raise KeyError("table")
 
 
-def nan(name: str, context: OpContext) -> float | None:
+def nan(context: OpContext) -> float | None:
     return float("nan")
 
 

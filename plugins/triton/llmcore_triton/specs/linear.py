@@ -64,7 +64,7 @@ def _kernel(op: str, name: str, module: str, when: Requires, refuses: Refuses | 
 
 
 def _small_rows(context: OpContext) -> str | None:
-    if context.bucket == 2 and tuned.microseconds("small_rows", context) is None:
+    if context.bucket == 2 and tuned.find("small_rows", context) is None:
         return "nobody has measured it here for 17 to 64 tokens"
     return None
 
@@ -97,7 +97,7 @@ def _slower_than_parts(kernel: str, context: OpContext) -> str | None:
     first = tuned.fastest(replace(context, op="linear", shape=linear))
     activation = replace(context, op="silu_and_mul", shape={"size": size})
     second = tuned.fastest(activation) or tuned.fastest_of_any_shape(activation)
-    ours = tuned.microseconds(kernel, context)
+    ours = tuned.microseconds(replace(context, kernel=kernel))
     if first is None:
         return None
     if ours is None:

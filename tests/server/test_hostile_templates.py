@@ -78,28 +78,32 @@ def template() -> Iterator[ChildTemplate]:
         yield ChildTemplate(ChatTemplate({"default": SAID + CASES + "{{ said }}"}))
 
 
+STOPPED = "the model's chat template was stopped: for these messages it takes more than "
+
+
 def attacked(template: ChildTemplate, word: str) -> str:
-    """The reason why the render was stopped. Others are served before and after it."""
+    """The reason why there is no prompt. Others are served before and after it."""
     for said in ("Hello", word, "Hello again"):
         try:
             assert template.render([{"role": "user", "content": said}], big=999_999_999) == said != word
         except RequestError as error:
             assert (said, error.status, error.param) == (word, 400, "messages")
             reason = error.message
-    assert reason.startswith("the model's chat template was stopped: for these messages it takes more than ")
     return reason
 
 
 @pytest.mark.parametrize("word", TIME)
 def test_attacks_on_time(template: ChildTemplate, word: str) -> None:
-    assert "more than 0.4 s of CPU time" in attacked(template, word)
+    assert attacked(template, word).startswith(f"{STOPPED}0.4 s of CPU time")
 
 
 @pytest.mark.parametrize("word", MEMORY)
-def test_attacks_on_memory(template: ChildTemplate, word: str) -> None:
-    assert "more than 64 MB of memory" in attacked(template, word)
+def test_attacks_on_memory(template: ChildTemplate, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "CPU_SECONDS", 60.0)  # memory ends first on a slow machine too
+    assert attacked(template, word).startswith(f"{STOPPED}64 MB of memory")
 
 
 @pytest.mark.parametrize("word", ANY)
 def test_attacks_on_more_than_one_thing(template: ChildTemplate, word: str) -> None:
-    attacked(template, word)
+    reason = attacked(template, word)
+    assert reason.startswith(STOPPED) or "maximum recursion depth exceeded" in reason

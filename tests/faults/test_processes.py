@@ -317,7 +317,7 @@ def test_a_stranger_who_says_hello_for_a_worker_harms_nobody(house: House) -> No
         peer.send(b"\x92\xcd\x11\x00\x82\xa4type\xa5abort\xa2id\x01")
 
 
-@pytest.mark.parametrize("name", ["engine", "control"])
+@pytest.mark.parametrize("name", ["engine-0", "control"])
 def test_the_inner_sockets_bound_what_they_take(house: House, name: str) -> None:  # row 62
     """A frame of a gigabyte is refused by its header: nothing is allocated for it."""
     with socket.socket(socket.AF_UNIX) as raw:

@@ -103,7 +103,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Forward:
-    """What the device's work leaves there; the results of a CUDA graph."""
+    """The results of a forward, on the device. A CUDA graph always writes them to the same place."""
 
     drawn: Sampled | None = None
     """None in a step that samples nothing, or whose draw is still to come."""

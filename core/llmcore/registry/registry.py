@@ -371,7 +371,7 @@ def _identity(spec: Spec) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for, the same in every process: sets are sorted, functions become their names."""
+    """A form for JSON, the same in every process: sets are sorted, functions become their names."""
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

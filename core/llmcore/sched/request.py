@@ -68,7 +68,7 @@ class Lease:
 
 
 class PromptReport:
-    """What a request wants to know of the `places` tokens of its prompt behind the first, as far as it is known."""
+    """Log-probabilities of a prompt: its `places` tokens behind the first. Steps fill them in; NaN: not yet."""
 
     def __init__(self, places: int, top: int) -> None:
         self.logprobs: Float32 = np.full(places, np.nan, np.float32)
@@ -103,7 +103,7 @@ class Request:
     cached: int = -1
     """Prompt tokens that came from the prefix cache at its first admission; -1 before that."""
     report: PromptReport | None = None
-    """What is known of its prompt's tokens; None if that is not wanted (any more)."""
+    """The log-probabilities of its prompt; None if the request did not ask for them, or they have been sent."""
     pooled: Float32 | None = None
     """The sum of the prompt's hidden states, as far as it is known."""
 

@@ -128,7 +128,7 @@ class ModelSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class OpSpec(Spec):
-    """An op: `module` holds `reference`, `make`, `samples`, `TOLERANCE` and `cost` (see llmcore.ops).
+    """An op: `module` holds `reference`, `samples`, `TOLERANCE` and `cost` (see llmcore.ops).
 
     `expands_to`: the ops that a composite consists of. The composite is used if a kernel for it fits, else these ops
     are. `row_wise`: the reference computes each row from that row alone, in an order that no other row changes.

@@ -21,7 +21,7 @@ from llmcore.api.protocols import AttentionKernel
 from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, KVLayoutSpec, OpContext, OpSpec
 from llmcore.layers.layout import Layout
 from llmcore.layers.mesh import Mesh
-from llmcore.ops import DTYPES, Op
+from llmcore.ops import DTYPES, Op, made
 from llmcore.ops.attention import shape_of
 from llmcore.registry.loader import load
 from llmcore.registry.modes import Pins
@@ -295,7 +295,7 @@ class Build:
 
     def bind(self, resolution: Resolution) -> Any:
         """Make the chosen kernel."""
-        return load(resolution.chosen.make)(resolution.context)
+        return made(resolution.chosen, resolution.context)
 
     def _context(self, op: str, bucket: int, layout: str | None, granule: int, shape: Mapping[str, Any]) -> OpContext:
         return OpContext(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import Op, Shape, draw, moe_dispatch, silu_and_mul, size
+from llmcore.ops import Shape, draw, moe_dispatch, silu_and_mul, size
 from llmcore.ops.moe import Dispatched
 
 TOLERANCE = {"f32": 5e-5, "f16": 8e-3, "bf16": 3e-2}
@@ -42,12 +42,7 @@ class Experts:
         return y
 
 
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return Experts(context)
-
-
-meaning = make
+make = Experts
 
 
 def weights(context: OpContext) -> tuple[torch.Tensor, torch.Tensor]:

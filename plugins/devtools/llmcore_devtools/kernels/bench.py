@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from llmcore.api.errors import LlmcoreError, reraise_if_stopping
 from llmcore.api.protocols import Device
-from llmcore.api.specs import DType, KernelSpec, OpContext, OpSpec
-from llmcore.ops import DTYPES, Shape, drawing
+from llmcore.api.specs import DType, OpContext, OpSpec
+from llmcore.ops import DTYPES, Shape, drawing, made
 from llmcore.ops.attention import spec_of
 from llmcore.ops.attention_cases import AttnCase
 from llmcore.registry.loader import load
@@ -205,7 +205,7 @@ class Bench:
         chosen = PARTS if chosen == REFERENCE and spec.expands_to else chosen
         for kernel, plugin in candidates:
             if kernel.name in (self.pins.get(context.op, kernel.name), REFERENCE) and why_not(kernel, context) is None:
-                yield self._row(context, kernel.name, plugin.name, chosen), partial(_made, kernel, context)
+                yield self._row(context, kernel.name, plugin.name, chosen), partial(made, kernel, context)
         if spec.expands_to and "kv_write" not in context.op:  # whose other part is the layout's
             yield self._row(context, PARTS, "", chosen), partial(self._parts, spec, context)
 
@@ -215,7 +215,7 @@ class Bench:
     def _parts(self, spec: OpSpec, context: OpContext) -> Any:
         def part(op: str, **shape: Any) -> Any:
             own = replace(context, op=op, shape=shape)
-            return _made(resolve(candidates_for(self.registry, op), own, self.pins, self.registry.order).chosen, own)
+            return made(resolve(candidates_for(self.registry, op), own, self.pins, self.registry.order).chosen, own)
 
         return load(f"{spec.module}:expand")(context, part)
 
@@ -249,10 +249,6 @@ def _samples(module: Any, context: OpContext, tokens: int) -> Iterator[tuple[Any
         yield from module.timed(context, tokens)
     else:
         yield from itertools.islice(module.samples(context), 1)
-
-
-def _made(kernel: KernelSpec, context: OpContext) -> Any:
-    return load(kernel.make)(context)
 
 
 def _calls(kernel: Any, rotated: Sequence[tuple[Any, ...]]) -> tuple[list[Call], int]:

@@ -5,14 +5,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows
 from llmcore.api.specs import OpContext
-from llmcore.ops import Bound, Op, OpModule
+from llmcore.ops import Op, Shape
 from llmcore.ops.attention_cases import AttnCase, Uploads, reference
+
+
+class OpModule(Protocol):
+    """The attributes that every op's module has (see llmcore.ops)."""
+
+    TOLERANCE: Mapping[str, float]
+
+    def samples(self, context: OpContext) -> Iterator[tuple[Any, ...]]:
+        """Argument tuples, in the context's dtype."""
+
+    def cost(self, shape: Shape) -> tuple[float, float]:
+        """(bytes, flops) of one call."""
+
 
 Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 """(what, got, expected)."""
@@ -80,7 +93,7 @@ def compare(
 
 
 def _function(
-    module: OpModule,
+    module: Any,
     kernel: Any,
     context: OpContext,
     sample: tuple[Any, ...],
@@ -88,7 +101,7 @@ def _function(
     name: str,
     long: bool,
 ) -> Pairs:
-    meaning: Op = module.meaning(context) if isinstance(module, Bound) else module.reference
+    meaning: Op = module.reference if hasattr(module, "reference") else module.make(context)
     ours = moved(sample, where if long else torch.device("cpu"), widen=long)
     theirs = moved(sample, where)
     expected, got = meaning(*ours), kernel(*theirs)

@@ -28,12 +28,12 @@ from llmcore.ops import (
     rope_angles,
     size,
 )
-from llmcore.ops.attention_cases import AttnCase, Uploads, case
 from llmcore.ops.sample import plain_rows
 from llmcore.registry.loader import load
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import candidates_for
+from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, case
 from llmcore_devtools.kernels.compare import moved
 
 Call = Callable[[], Any]

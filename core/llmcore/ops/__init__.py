@@ -19,8 +19,8 @@ An OpSpec names a module with these attributes:
   `draw`. Without it, the bench times the first of `samples`, for which SAMPLE_TOKENS gives `tokens`.
 `expand(context, part) -> callable`, for a composite. `part(op, **shape)` returns the op's chosen kernel.
 
-Attention ops make `protocols.AttentionKernel`s. `llmcore.ops.attention` defines them; their `reference` and samples
-are in `llmcore.ops.attention_cases`.
+Attention ops make `protocols.AttentionKernel`s. `llmcore.ops.attention` defines them. Their samples are `AttnRows`, and
+the check makes queries and KV for these rows.
 """
 
 from __future__ import annotations

@@ -3,36 +3,9 @@
 For long prompts the expanded form is cheaper (attn.varlen over keys and values of every head). The layer chooses.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-from llmcore.api.protocols import AttentionKernel
-from llmcore.api.specs import OpContext
-from llmcore.ops import attention_cases, mla
-from llmcore.ops.attention import TOLERANCE, ReferenceAttention
-from llmcore.ops.attention_cases import AttnCase, reference
+from llmcore.ops.attention import TOLERANCE
+from llmcore.ops.attention import ReferenceAttention as make
+from llmcore.ops.attn_gqa_prefill import long_samples, samples, timed
 from llmcore.ops.mla import LAYOUTS, SHAPES, cost
 
-__all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
-
-
-def make(context: OpContext) -> AttentionKernel:
-    """The reference; `context.shape` is an AttnSpec."""
-    return ReferenceAttention(context)
-
-
-def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
-    """Whole prompts and chunks."""
-    yield from mla.cases(attention_cases.prefill_cases(mla.with_spec(context)))
-
-
-def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
-    """Contexts of real lengths."""
-    for case in attention_cases.long_prefill_cases(mla.with_spec(context)):
-        yield (case,)
-
-
-def timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """The rows that attn.gqa.prefill times."""
-    yield from attention_cases.prefill_timed(mla.with_spec(context), tokens)
+__all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "samples", "timed"]

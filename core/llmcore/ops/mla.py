@@ -7,14 +7,9 @@ head), and the row's latent is the value. The caller applies the values' up-proj
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from llmcore.api.models import AttnSpec
-from llmcore.api.specs import OpContext
 from llmcore.ops import Shape, size
 from llmcore.ops.attention import shape_of
-from llmcore.ops.attention_cases import AttnCase
 
 LAYOUTS = ("mla-latent",)
 
@@ -29,30 +24,9 @@ SHAPES: tuple[Shape, ...] = tuple(
 """Few heads, and a whole tile of heads; rotated parts of 8 and 16 elements."""
 
 
-def with_spec(context: OpContext) -> OpContext:
-    """`context` with the layout `mla-latent`, and with a small AttnSpec if it has no shape."""
-    return replace(context, layout=context.layout or LAYOUTS[0], shape=context.shape or SHAPES[0])
-
-
 def cost(shape: Shape) -> tuple[float, float]:
     """(bytes, flops): the rows of `kv_len` tokens are read once for `tokens` queries."""
     kv_len, tokens, heads = size(shape, "kv_len"), size(shape, "tokens"), size(shape, "heads")
     key, value = size(shape, "key_size"), size(shape, "value_size")
     moved = kv_len * key + tokens * heads * (key + value)
     return float(moved * size(shape, "element", 2)), 2.0 * tokens * kv_len * heads * (key + value)
-
-
-def apart(case: AttnCase) -> AttnCase:
-    """The case with its queries as a view of a wider tensor, so that other elements lie between them."""
-    wide = case.q.new_full((*case.q.shape[:2], case.q.shape[2] + 8), float("nan"))
-    wide[..., : case.q.shape[2]] = case.q
-    return replace(case, q=wide[..., : case.q.shape[2]])
-
-
-def cases(cases: Iterator[AttnCase]) -> Iterator[tuple[AttnCase]]:
-    """The cases as samples, and the last one again with queries from `apart`."""
-    case = None
-    for case in cases:
-        yield (case,)
-    if case is not None:
-        yield (apart(case),)

@@ -16,11 +16,11 @@ from llmcore.api.protocols import AttnLimits, AttnRows
 from llmcore.api.specs import DeviceInfo, bucket_of
 from llmcore.layers import MLA, MLA_FUSE, Build, KVStep, LatentSpec, Linear, Mesh, Rope, RopeConfig, Step, latent
 from llmcore.layers.latent import LatentSizes, Room
-from llmcore.ops.attention_cases import Uploads
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import finish, load_weights
 from llmcore_devtools import registry_of
+from llmcore_devtools.kernels.attention_cases import Uploads
 from llmcore_devtools.loaded_model import registry_for_tests
 from torch import nn
 

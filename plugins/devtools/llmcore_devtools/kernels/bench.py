@@ -23,11 +23,11 @@ from llmcore.api.protocols import Device
 from llmcore.api.specs import DType, OpContext, OpSpec
 from llmcore.ops import DTYPES, Shape, drawing, made
 from llmcore.ops.attention import spec_of
-from llmcore.ops.attention_cases import AttnCase
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 
+from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
 from llmcore_devtools.kernels.compare import moved, planned, tensors
 
 Call = Callable[[], Any]
@@ -246,7 +246,7 @@ def _tokens(effort: Effort, module: Any, shape: Shape, dtype: DType) -> Iterator
 
 def _samples(module: Any, context: OpContext, tokens: int) -> Iterator[tuple[Any, ...]]:
     if hasattr(module, "timed"):
-        yield from module.timed(context, tokens)
+        yield from cases_of(context, module.timed(context, tokens))
     else:
         yield from itertools.islice(module.samples(context), 1)
 

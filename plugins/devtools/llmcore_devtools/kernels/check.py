@@ -25,6 +25,7 @@ from llmcore.ops import Shape, drawing, made
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
 
+from llmcore_devtools.kernels.attention_cases import cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import check_invariance, compare
 
@@ -153,7 +154,8 @@ def _check_context(
         module, kernel, alone = over_its_layout(bench.registry, module, context, kernel, alone)
         for kind in kinds:
             with drawing(bench.seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
-                for number, sample in enumerate(getattr(module, kind)(context), 1):
+                samples = cases_of(context, getattr(module, kind)(context), long=kind == "long_samples")
+                for number, sample in enumerate(samples, 1):
                     name = f"{kind} {number}"
                     for form in _forms(kernel):
                         worst = compare(

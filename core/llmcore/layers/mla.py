@@ -90,15 +90,14 @@ class MLA(Layer):
         self.kv_a_layernorm = RMSNorm(build, spec.latent, spec.eps)
         # The absorbed form reads this weight as one matrix per head, so it stays plain, in the model's dtype.
         up = spec.plain + spec.value
-        with build.for_prompts():
-            self.kv_b_proj = Linear(
-                build,
-                spec.latent,
-                spec.heads * up,
-                shard=Shard(_HEADS, 0, up),
-                weight=build.empty(heads * up, spec.latent),
-                method=Unquantized(),
-            )
+        self.kv_b_proj = Linear(
+            build,
+            spec.latent,
+            spec.heads * up,
+            shard=Shard(_HEADS, 0, up),
+            weight=build.empty(heads * up, spec.latent),
+            method=Unquantized(),
+        )
         self.o_proj = Linear(build, spec.heads * spec.value, hidden, bias=spec.bias, shard=Shard(_HEADS, 1))
         self._up: tuple[torch.Tensor, torch.Tensor] | None = None
         self._bind(build)
@@ -116,12 +115,11 @@ class MLA(Layer):
             raise ConfigError(f"KV group {self.group!r} has latent attention of two sizes; declare two groups")
         key = n.plain + n.rotated
         expanded = {"heads": n.heads, "kv_heads": n.heads, "key_size": key, "value_size": n.value, "scale": scale}
-        with build.for_prompts():
-            self._causal, self._full = (
-                build.op("attn.varlen", **shape_of(AttnSpec(**expanded, mask=mask)))  # type: ignore[arg-type]
-                for mask in ("causal", "full")
-            )
-            self._merge = build.op("attn.merge", heads=n.heads, value_size=n.value)
+        self._causal, self._full = (
+            build.op("attn.varlen", **shape_of(AttnSpec(**expanded, mask=mask)))  # type: ignore[arg-type]
+            for mask in ("causal", "full")
+        )
+        self._merge = build.op("attn.merge", heads=n.heads, value_size=n.value)
         self._up_q = build.op("head_linear", heads=n.heads, inputs=n.plain, outputs=n.latent)
         self._up_v = build.op("head_linear", heads=n.heads, inputs=n.latent, outputs=n.value)
         self._rope_write = build.op(

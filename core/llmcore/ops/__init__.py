@@ -19,8 +19,8 @@ An OpSpec names a module with these attributes:
   `draw`. Without it, the bench times the first of `samples`, for which SAMPLE_TOKENS gives `tokens`.
 `expand(context, part) -> callable`, for a composite. `part(op, **shape)` returns the op's chosen kernel.
 
-Attention ops make `protocols.AttentionKernel`s. `llmcore.ops.attention` defines them. Their samples are `AttnRows`, and
-the check makes queries and KV for these rows.
+Attention ops make `protocols.AttentionKernel`s, as `llmcore.ops.attention` defines them. Their samples are `AttnRows`,
+for which the check makes queries and KV.
 """
 
 from __future__ import annotations

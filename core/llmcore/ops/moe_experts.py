@@ -64,17 +64,6 @@ def samples(context: OpContext) -> Iterator[tuple[Dispatched, torch.Tensor, torc
         yield dispatch(draw(context, len(chosen), width), chosen), gate_up, down
 
 
-def timed(context: OpContext, tokens: int) -> Iterator[tuple[Dispatched, torch.Tensor, torch.Tensor]]:
-    """Tokens spread over the experts."""
-    gate_up, down = weights(context)
-    experts, top_k = size(context.shape, "experts", 8), size(context.shape, "top_k", 2)
-    chosen = torch.rand(
-        tokens, experts, generator=torch.Generator(gate_up.device).manual_seed(0), device=gate_up.device
-    )
-    best = chosen.argsort(-1)[:, :top_k].to(torch.int32).contiguous()
-    yield moe_dispatch.make(context)(draw(context, tokens, size(context.shape, "size", 72)), best), gate_up, down
-
-
 def cost(shape: Shape) -> tuple[float, float]:
     """(bytes, flops): each expert with tokens is read once.
 

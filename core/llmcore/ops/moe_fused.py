@@ -131,15 +131,6 @@ def samples(context: OpContext) -> Iterator[Arguments]:
         yield x, router, bias, gate_up, down, draw(context, tokens, width, seed=1), shared
 
 
-def timed(context: OpContext, tokens: int) -> Iterator[Arguments]:
-    """One call with `tokens` tokens; it has an extra only without a shared MLP."""
-    width = size(context.shape, "size", 72)
-    gate_up, down = moe_experts.weights(context)
-    shared = shared_weights(context)
-    extra = draw(context, tokens, width) if shared is None else None
-    yield moe.coarse(context, tokens, width), *moe.router(context, width), gate_up, down, extra, shared
-
-
 def cost(shape: Shape) -> tuple[float, float]:
     """(bytes, flops) of the router, the experts and the shared MLP."""
     route, experts = moe_route.cost(shape), moe_experts.cost(shape)

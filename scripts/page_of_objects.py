@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import llmcore_devtools as testing
-from llmcore import api, layers
+from llmcore import api, layers, ops
 from llmcore.api import child_pool, sched, text
 from llmcore.api.specs import OpSpec, Spec
+from llmcore.ops import attention_cases
 from llmcore_devtools import dialect, family, registry_of
 from llmcore_server import api as http
 
@@ -32,6 +33,8 @@ ELSEWHERE = {
     "llmcore_devtools.family": family,
     "llmcore_devtools.dialect": dialect,
     "llmcore_server.api.intake": http.intake,
+    "llmcore.ops": ops,
+    "llmcore.ops.attention_cases": attention_cases,
 }
 """Modules of which the pages show what `TASKS` names."""
 
@@ -80,6 +83,13 @@ TASKS = (
         (
             ("The choice of a kernel", "llmcore.api", "OpContext Requires DeviceInfo bucket_of"),
             ("Attention kernels", "llmcore.api", "AttnSpec AttentionKernel AttnRows AttnLimits MetaWriter"),
+            ("Samples of an op", "llmcore.ops", "draw draws_on size"),
+            (
+                "Samples of an attention op",
+                "llmcore.ops.attention_cases",
+                "AttnCase case decode_cases prefill_cases mixed_cases long_decode_cases long_prefill_cases "
+                "long_mixed_cases decode_timed prefill_timed mixed_timed reference",
+            ),
             ("Devices", "llmcore.api", "Device Graph"),
         ),
     ),
@@ -101,7 +111,7 @@ TASKS = (
                 "llmcore.layers",
                 "dense_weights scoring_weights expert_names expert_elements",
             ),
-            ("Building", "llmcore.layers", "Build Mesh Layer Decoder spec_of"),
+            ("Building", "llmcore.layers", "Build Mesh Layer Decoder spec_of shape_of"),
             ("Embeddings and heads", "llmcore.layers", "Embedding ScaledEmbedding LMHead CappedHead"),
             ("Linears", "llmcore.layers", "Linear QKVLinear PairedQKV apart MergedLinear"),
             ("Feed-forward parts", "llmcore.layers", "MLP GatedMLP MoE Dispatched"),
@@ -124,7 +134,7 @@ TASKS = (
             ("KV layouts", "llmcore.layers", "Layout zeros token_slots"),
             ("Checkpoints and tokenizers", "llmcore.api", "Checkpoint Tokenizer"),
             ("Quantization", "llmcore.api", "QuantMethod"),
-            ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound"),
+            ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound Unquantized"),
         ),
     ),
     Task(

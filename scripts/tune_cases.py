@@ -155,7 +155,9 @@ class Workload:
             rows = ATTENTION[context.op][context.bucket]
             cases = rows if counts is None else [((n,), (n,)) for n in counts]
             with drawing(1, device):
-                self.samples: list[tuple[Any, ...]] = [(case(context, *lengths),) for lengths in cases]
+                made = [case(context, *lengths) for lengths in cases]
+            joined = context.op.startswith("attn.mla.")
+            self.samples: list[tuple[Any, ...]] = [(one.joined() if joined else one,) for one in made]
         else:
             usual = TOKENS[context.bucket]
             if context.bucket == max(TOKENS):

@@ -1,7 +1,7 @@
 """Public building blocks of model families. Call every layer as ``layer(x, step)``."""
 
 from llmcore.layers.attention import Attention
-from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape
+from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape, Unquantized
 from llmcore.layers.decoder import Decoder, Hidden
 from llmcore.layers.dense import (
     DenseConfig,
@@ -23,7 +23,7 @@ from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from llmcore.layers.rope import NoRope, Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
 from llmcore.ops import DTYPES, Op
-from llmcore.ops.attention import ReferenceAttention, attend, spec_of, token_slots
+from llmcore.ops.attention import ReferenceAttention, attend, shape_of, spec_of, token_slots
 from llmcore.ops.moe import Dispatched
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "Rows",
     "ScaledEmbedding",
     "Step",
+    "Unquantized",
     "apart",
     "attend",
     "dense_weights",
@@ -77,6 +78,7 @@ __all__ = [
     "read_rope",
     "read_scoring",
     "scoring_weights",
+    "shape_of",
     "spec_of",
     "token_slots",
     "windowed_groups",

@@ -35,6 +35,10 @@ class AttnCase:
         """A fresh output, full of NaN."""
         return self.q.new_full((*self.q.shape[:2], size(self.context.shape, "value_size")), torch.nan)
 
+    def joined(self) -> AttnCase:
+        """The case over a layout that is `joined`: a token's value is the first part of its key."""
+        return replace(self, v_new=None, kv=self.kv[:1])
+
 
 class Uploads:
     """A MetaWriter that puts the arrays of `plan` straight into the `meta` of `run`."""
@@ -85,8 +89,6 @@ def case(
     q = draw(context, int(borders[-1]), spec.heads, spec.key_size, seed=seed)
     q[1::2] *= sharpness
     own = torch.cat(new)
-    if context.layout == "mla-latent":
-        return AttnCase(context, q, keys[own], None, (keys,), meta, rows)
     return AttnCase(context, q, keys[own], values[own], (keys, values), meta, rows)
 
 
@@ -231,13 +233,12 @@ def _made(context: OpContext, rows: Sequence[Rows]) -> Iterator[AttnCase]:
     width = size(context.shape, "kv_heads") * (size(context.shape, "key_size") + size(context.shape, "value_size"))
     for n_query, kv_len in rows:
         if 4 * width * sum(kv_len) <= MOST_BYTES:
-            yield _joined(case(context, n_query, kv_len, sharpness=SHARP))
+            yield case(context, n_query, kv_len, sharpness=SHARP)
 
 
-def _joined(made: AttnCase) -> AttnCase:
+def projected(made: AttnCase) -> AttnCase:
     """The case with queries, keys and values as parts of the rows of one tensor, as a projection returns them."""
-    if made.v_new is None:
-        return made
+    assert made.v_new is not None, "a case over a joined layout has no values of its own"
     parts = (made.q, made.k_new, made.v_new)
     row = torch.cat([part.flatten(1) for part in parts], 1)
     views, start = [], 0

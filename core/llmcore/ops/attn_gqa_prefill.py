@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from llmcore.api.protocols import AttentionKernel
 from llmcore.api.specs import OpContext
 from llmcore.ops import attention_cases
-from llmcore.ops.attention import GQA_LAYOUTS as LAYOUTS
-from llmcore.ops.attention import TOLERANCE, ReferenceAttention, cost
+from llmcore.ops.attention import LAYOUTS, TOLERANCE, ReferenceAttention, cost
 from llmcore.ops.attention_cases import SHAPES, AttnCase, reference
 from llmcore.ops.attention_cases import prefill_timed as timed
 
@@ -29,4 +28,4 @@ def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Contexts of real lengths."""
     for case in attention_cases.long_prefill_cases(context):
-        yield (case,)
+        yield (attention_cases.projected(case),)

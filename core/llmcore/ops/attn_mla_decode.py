@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from llmcore.api.protocols import AttentionKernel
 from llmcore.api.specs import OpContext
 from llmcore.ops import attention_cases, mla
-from llmcore.ops.attention import TOLERANCE, ReferenceAttention
+from llmcore.ops.attention import TOLERANCE
 from llmcore.ops.attention_cases import AttnCase, reference
-from llmcore.ops.mla import LAYOUTS, SHAPES, cost
+from llmcore.ops.mla import LAYOUTS, SHAPES, LatentAttention, cost
 
 __all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
 
 
 def make(context: OpContext) -> AttentionKernel:
     """The reference; `context.shape` is an AttnSpec."""
-    return ReferenceAttention(context)
+    return LatentAttention(context)
 
 
 def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
@@ -27,9 +27,10 @@ def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Contexts of real lengths."""
     for case in attention_cases.long_decode_cases(mla.with_spec(context)):
-        yield (case,)
+        yield (case.joined(),)
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
     """The rows that attn.gqa.decode times."""
-    yield from attention_cases.decode_timed(mla.with_spec(context), tokens)
+    for (case,) in attention_cases.decode_timed(mla.with_spec(context), tokens):
+        yield (case.joined(),)

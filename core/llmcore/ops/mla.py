@@ -13,7 +13,7 @@ from dataclasses import replace
 from llmcore.api.models import AttnSpec
 from llmcore.api.specs import OpContext
 from llmcore.ops import Shape, size
-from llmcore.ops.attention import shape_of
+from llmcore.ops.attention import ReferenceAttention, shape_of
 from llmcore.ops.attention_cases import AttnCase
 
 LAYOUTS = ("mla-latent",)
@@ -27,6 +27,12 @@ SHAPES: tuple[Shape, ...] = tuple(
     )
 )
 """Few heads, and a whole tile of heads; rotated parts of 8 and 16 elements."""
+
+
+class LatentAttention(ReferenceAttention):
+    """The reference over latent rows."""
+
+    layouts = LAYOUTS
 
 
 def with_spec(context: OpContext) -> OpContext:
@@ -53,6 +59,6 @@ def cases(cases: Iterator[AttnCase]) -> Iterator[tuple[AttnCase]]:
     """The cases as samples, and the last one again with queries from `apart`."""
     case = None
     for case in cases:
-        yield (case,)
+        yield (case.joined(),)
     if case is not None:
-        yield (apart(case),)
+        yield (apart(case.joined()),)

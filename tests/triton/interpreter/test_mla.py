@@ -86,7 +86,7 @@ def test_attention_against_the_reference(op: str, name: str, dtype: str, granule
 
 def uneven(where: OpContext) -> Iterator[attention_cases.AttnCase]:
     """Rows of one chunk, of several, and of none."""
-    yield attention_cases.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
+    yield attention_cases.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0]).joined()
 
 
 @pytest.mark.parametrize("block_m", [16, 64])
@@ -109,7 +109,7 @@ def test_split_rows_of_uneven_lengths(block_m: int, monkeypatch: pytest.MonkeyPa
 
 def test_split_chunks_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     def chunks(where: OpContext) -> Iterator[attention_cases.AttnCase]:
-        yield attention_cases.case(where, [9, 1, 0, 5], [120, 90, 0, 5])
+        yield attention_cases.case(where, [9, 1, 0, 5], [120, 90, 0, 5]).joined()
 
     monkeypatch.setattr(attention_cases, "mixed_cases", chunks)
     where = replace(attending("attn.mla.mixed", "f16", granule=4, **SPECS["6 heads"]), device=SMALL)
@@ -137,7 +137,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_chunks(programs: int, monke
     monkeypatch.setattr(unified, "CHUNK", 32)
     where = replace(attending("attn.mla.mixed", **SPECS["6 heads"]), deterministic=True)
     few, many = (replace(where, device=replace(H200, processors=count)) for count in (1, programs))
-    whole = attention_cases.case(where, [70, 1], [70, 40])
+    whole = attention_cases.case(where, [70, 1], [70, 40]).joined()
     together = ran(unified.make(few), whole)
     torch.testing.assert_close(together, attention_cases.reference(whole)[0])
     first = whole.meta["request"][:1]

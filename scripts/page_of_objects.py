@@ -118,7 +118,7 @@ TASKS = (
             (
                 "Attention",
                 "llmcore.layers",
-                "Attention AttentionKernels MLA LatentSpec attend ReferenceAttention",
+                "Attention AttentionKernels attend ReferenceAttention",
             ),
             ("Norms and rope", "llmcore.layers", "RMSNorm OffsetRMSNorm LayerNorm Rope NoRope RopeConfig"),
             ("A step", "llmcore.layers", "Step Bucketed Rows KVStep"),

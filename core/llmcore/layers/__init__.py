@@ -16,7 +16,6 @@ from llmcore.layers.layer import Layer
 from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, PairedQKV, QKVLinear, apart
 from llmcore.layers.mesh import Mesh
-from llmcore.layers.mla import MLA, MLA_FUSE, LatentSpec
 from llmcore.layers.mlp import MLP, GatedMLP
 from llmcore.layers.moe import MoE, expert_elements, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
@@ -29,8 +28,6 @@ from llmcore.ops.moe import Dispatched
 __all__ = [
     "DTYPES",
     "KV",
-    "MLA",
-    "MLA_FUSE",
     "MLP",
     "Attention",
     "AttentionKernels",
@@ -46,7 +43,6 @@ __all__ = [
     "Hidden",
     "KVStep",
     "LMHead",
-    "LatentSpec",
     "Layer",
     "LayerNorm",
     "Layout",

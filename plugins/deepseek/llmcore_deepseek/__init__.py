@@ -3,7 +3,20 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llmcore.api import KVLayoutSpec, ModelSpec, QuantMethodSpec, hookimpl
+from llmcore.api import KVLayoutSpec, ModelSpec, OpSpec, QuantMethodSpec, hookimpl
+
+_OPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "attn.mla.decode": ("attn.gqa.decode over latent rows, with absorbed queries", ()),
+    "attn.mla.prefill": ("attn.gqa.prefill over latent rows, with absorbed queries", ()),
+    "attn.mla.mixed": ("attn.gqa.mixed over latent rows, with absorbed queries", ()),
+    "head_linear": ("(x [T, heads, inputs], weight [heads, outputs, inputs], beside) -> [T, heads, outputs]", ()),
+    "latent_rope_kv_write": (
+        "(q [T, heads, size], row [T, latent + rotated], weight [latent], eps, cos, sin, kv, slots) -> "
+        "(rotated q, the row as stored)",
+        ("rms_norm", "rope"),
+    ),
+}
+"""Name -> (signature, what it expands to)."""
 
 
 @hookimpl
@@ -11,6 +24,15 @@ def register_models() -> Iterable[ModelSpec]:
     """DeepseekV2ForCausalLM and DeepseekV3ForCausalLM."""
     yield _family("v2", "DeepseekV2ForCausalLM", "DeepSeek-V2, V2-Lite and V2.5: latent attention, shared experts")
     yield _family("v3", "DeepseekV3ForCausalLM", "DeepSeek-V3 and R1: V2 with corrected sigmoid routing")
+
+
+@hookimpl
+def register_ops() -> Iterable[OpSpec]:
+    """The ops of latent attention; each is one module of `ops`."""
+    for name, (signature, parts) in _OPS.items():
+        yield OpSpec(
+            name=name, module=f"{__name__}.ops.{name.replace('.', '_')}", signature=signature, expands_to=parts
+        )
 
 
 @hookimpl

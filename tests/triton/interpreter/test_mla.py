@@ -12,17 +12,8 @@ import torch
 from llmcore.api.models import AttnSpec
 from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.api.specs import DeviceInfo, OpContext
-from llmcore.ops import (
-    attention,
-    attention_cases,
-    attn_merge,
-    attn_mla_decode,
-    attn_mla_mixed,
-    attn_mla_prefill,
-    attn_varlen,
-    head_linear,
-    latent_rope_kv_write,
-)
+from llmcore.ops import attention, attention_cases, attn_merge, attn_varlen
+from llmcore_deepseek.ops import attn_mla_decode, attn_mla_mixed, attn_mla_prefill, head_linear, latent_rope_kv_write
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import listed
 from llmcore_triton.attention.listed import Config

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-
-from llmcore.api.specs import OpContext
+from llmcore.api import OpContext
 from llmcore.ops import ROUNDING, Op, Shape, draw, rms_norm, rope, size
 
 TOLERANCE = ROUNDING

@@ -1,15 +1,16 @@
-"""attn.mla.mixed: latent attention of all rows of a captured step, absorbed; see llmcore.ops.mla."""
+"""attn.mla.mixed: latent attention of all rows of a captured step, absorbed; see llmcore_deepseek.ops.mla."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.api.protocols import AttentionKernel
-from llmcore.api.specs import OpContext
-from llmcore.ops import attention_cases, mla
+from llmcore.api import AttentionKernel, OpContext
+from llmcore.ops import attention_cases
 from llmcore.ops.attention import TOLERANCE
 from llmcore.ops.attention_cases import AttnCase, reference
-from llmcore.ops.mla import LAYOUTS, SHAPES, LatentAttention, cost
+
+from llmcore_deepseek.ops import mla
+from llmcore_deepseek.ops.mla import LAYOUTS, SHAPES, LatentAttention, cost
 
 __all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmcore.api.models import AttnSpec
-from llmcore.api.specs import OpContext
+from llmcore.api import AttnSpec, OpContext
 from llmcore.ops import Shape, size
 from llmcore.ops.attention import ReferenceAttention, shape_of
 from llmcore.ops.attention_cases import AttnCase

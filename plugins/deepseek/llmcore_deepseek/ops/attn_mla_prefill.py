@@ -1,4 +1,4 @@
-"""attn.mla.prefill: latent attention of rows with any number of query tokens, absorbed; see llmcore.ops.mla.
+"""attn.mla.prefill: latent attention of rows with any number of query tokens, absorbed; see llmcore_deepseek.ops.mla.
 
 For long prompts the expanded form is cheaper (attn.varlen over keys and values of every head). The layer chooses.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.api.protocols import AttentionKernel
-from llmcore.api.specs import OpContext
-from llmcore.ops import attention_cases, mla
+from llmcore.api import AttentionKernel, OpContext
+from llmcore.ops import attention_cases
 from llmcore.ops.attention import TOLERANCE
 from llmcore.ops.attention_cases import AttnCase, reference
-from llmcore.ops.mla import LAYOUTS, SHAPES, LatentAttention, cost
+
+from llmcore_deepseek.ops import mla
+from llmcore_deepseek.ops.mla import LAYOUTS, SHAPES, LatentAttention, cost
 
 __all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
 

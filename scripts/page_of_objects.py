@@ -15,6 +15,7 @@ from llmcore import api, layers, ops
 from llmcore.api import child_pool, sched, text
 from llmcore.api.specs import OpSpec, Spec
 from llmcore.ops import attention_cases
+from llmcore.registry.loader import CORE_DIST
 from llmcore_devtools import dialect, family, registry_of
 from llmcore_server import api as http
 
@@ -312,12 +313,14 @@ def _listed(names: str) -> str:
 def _ops() -> Iterator[str]:
     yield "## Ops\n"
     yield "Arguments and results of each op's kernel, in this order. `llmcore kernels --explain --model MODEL` shows"
-    yield "the `OpContext.shape` that a model asks for. `llmcore/ops/<op>.py` has an op's meaning and tolerance.\n"
+    yield "the `OpContext.shape` that a model asks for. `llmcore/ops/<op>.py` has an op's meaning and tolerance. A"
+    yield "plugin's op has them in the plugin.\n"
     yield "| Op | A kernel is | Becomes, without one of its own |"
     yield "| --- | --- | --- |"
-    for spec, _ in registry_of("ops").specs(OpSpec):
+    for spec, plugin in registry_of().specs(OpSpec):
         signature = f"`{spec.signature}`" if "->" in spec.signature else spec.signature
-        yield f"| `{spec.name}` | {_cell(signature)} | {', '.join(spec.expands_to)} |"
+        owner = "" if plugin.dist == CORE_DIST else f" ({plugin.dist})"
+        yield f"| `{spec.name}`{owner} | {_cell(signature)} | {', '.join(spec.expands_to)} |"
     yield ""
 
 

@@ -1,22 +1,9 @@
-"""The DeepSeek families V2 and V3, the KV layout of their attention, and the FP8 format of V3's weights."""
+"""The DeepSeek families V2 and V3, the ops and KV layout of their attention, and the FP8 format of V3's weights."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llmcore.api import KVLayoutSpec, ModelSpec, OpSpec, QuantMethodSpec, hookimpl
-
-_OPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "attn.mla.decode": ("attn.gqa.decode over latent rows, with absorbed queries", ()),
-    "attn.mla.prefill": ("attn.gqa.prefill over latent rows, with absorbed queries", ()),
-    "attn.mla.mixed": ("attn.gqa.mixed over latent rows, with absorbed queries", ()),
-    "head_linear": ("(x [T, heads, inputs], weight [heads, outputs, inputs], beside) -> [T, heads, outputs]", ()),
-    "latent_rope_kv_write": (
-        "(q [T, heads, size], row [T, latent + rotated], weight [latent], eps, cos, sin, kv, slots) -> "
-        "(rotated q, the row as stored)",
-        ("rms_norm", "rope"),
-    ),
-}
-"""Name -> (signature, what it expands to)."""
 
 
 @hookimpl
@@ -28,11 +15,25 @@ def register_models() -> Iterable[ModelSpec]:
 
 @hookimpl
 def register_ops() -> Iterable[OpSpec]:
-    """The ops of latent attention; each is one module of `ops`."""
-    for name, (signature, parts) in _OPS.items():
+    """The ops of latent attention."""
+    for kind in ("decode", "prefill", "mixed"):
         yield OpSpec(
-            name=name, module=f"{__name__}.ops.{name.replace('.', '_')}", signature=signature, expands_to=parts
+            name=f"attn.mla.{kind}",
+            module=f"{__name__}.ops.attn_mla",
+            signature=f"attn.gqa.{kind} over latent rows, with absorbed queries",
         )
+    yield OpSpec(
+        name="head_linear",
+        module=f"{__name__}.ops.head_linear",
+        signature="(x [T, heads, inputs], weight [heads, outputs, inputs], beside) -> [T, heads, outputs]",
+    )
+    yield OpSpec(
+        name="latent_rope_kv_write",
+        module=f"{__name__}.ops.latent_rope_kv_write",
+        signature="(q [T, heads, size], row [T, latent + rotated], weight [latent], eps, cos, sin, kv, slots) -> "
+        "(rotated q, the row as stored)",
+        expands_to=("rms_norm", "rope"),
+    )
 
 
 @hookimpl

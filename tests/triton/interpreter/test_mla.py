@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from llmcore.api.models import AttnSpec
 from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import attention, attention_cases, attn_merge, attn_varlen
-from llmcore_deepseek.ops import attn_mla_decode, attn_mla_mixed, attn_mla_prefill, head_linear, latent_rope_kv_write
+from llmcore_deepseek.ops import attn_mla, head_linear, latent_rope_kv_write
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import listed
 from llmcore_triton.attention.listed import Config
@@ -33,7 +33,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "20 heads, odd sizes": {"heads": 20, "key_size": 52, "value_size": 40},
 }
 ODD = {"heads": 5, "size": 20, "latent": 24, "rotated": 12}
-OPS = {"attn.mla.decode": attn_mla_decode, "attn.mla.mixed": attn_mla_mixed, "attn.mla.prefill": attn_mla_prefill}
 
 
 def context(op: str, dtype: str = "f32", bucket: int = 1, granule: int = 1, **shape: Any) -> OpContext:
@@ -68,21 +67,29 @@ def test_every_configuration_of_the_write() -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype", "granule"), [("6 heads", "f32", 1), ("20 heads, odd sizes", "f16", 4)])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ["attn.mla.decode", "attn.mla.mixed", "attn.mla.prefill"])
 def test_attention_against_the_reference(op: str, name: str, dtype: str, granule: int) -> None:
     where = replace(attending(op, dtype, 2, granule, **SPECS[name]), device=SMALL)
     kernel = decode.make(where) if op == "attn.mla.decode" else unified.make(where)
-    assert check(OPS[op], kernel, where) >= 4
+    assert check(attn_mla, kernel, where) >= 4
+
+
+Cases = Callable[[OpContext], Iterator[attention_cases.AttnCase]]
+
+
+def sampled(monkeypatch: pytest.MonkeyPatch, op: str, cases: Cases) -> None:
+    """Replace the cases that are the op's samples."""
+    monkeypatch.setitem(attn_mla._CASES, op, attn_mla._CASES[op]._replace(short=cases))
 
 
 def uneven(where: OpContext) -> Iterator[attention_cases.AttnCase]:
     """Rows of one chunk, of several, and of none."""
-    yield attention_cases.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0]).joined()
+    yield attention_cases.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
 
 
 @pytest.mark.parametrize("block_m", [16, 64])
 def test_split_rows_of_uneven_lengths(block_m: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_cases, "decode_cases", uneven)
+    sampled(monkeypatch, "attn.mla.decode", uneven)
     if block_m == 64:
         # a row is merged in two blocks of values, and in several rounds
         monkeypatch.setattr(listed, "_MERGED", 32)
@@ -95,16 +102,16 @@ def test_split_rows_of_uneven_lengths(block_m: int, monkeypatch: pytest.MonkeyPa
         return plan(replace(rows, kv_len=rows.kv_len + np.array([3, 1, 20, 60, 5, 0], np.int32)), into)
 
     monkeypatch.setattr(kernel, "plan", longer)
-    assert check(attn_mla_decode, kernel, where) == 2
+    assert check(attn_mla, kernel, where) == 2
 
 
 def test_split_chunks_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     def chunks(where: OpContext) -> Iterator[attention_cases.AttnCase]:
-        yield attention_cases.case(where, [9, 1, 0, 5], [120, 90, 0, 5]).joined()
+        yield attention_cases.case(where, [9, 1, 0, 5], [120, 90, 0, 5])
 
-    monkeypatch.setattr(attention_cases, "mixed_cases", chunks)
+    sampled(monkeypatch, "attn.mla.mixed", chunks)
     where = replace(attending("attn.mla.mixed", "f16", granule=4, **SPECS["6 heads"]), device=SMALL)
-    assert check(attn_mla_mixed, unified.make_with(where, SPLITTING), where) == 2
+    assert check(attn_mla, unified.make_with(where, SPLITTING), where) == 2
 
 
 @pytest.fixture

@@ -317,7 +317,7 @@ def _ops() -> Iterator[str]:
     yield "plugin's op has them in the plugin.\n"
     yield "| Op | A kernel is | Becomes, without one of its own |"
     yield "| --- | --- | --- |"
-    for spec, plugin in registry_of().specs(OpSpec):
+    for spec, plugin in sorted(registry_of().specs(OpSpec), key=lambda pair: pair[1].dist != CORE_DIST):
         signature = f"`{spec.signature}`" if "->" in spec.signature else spec.signature
         owner = "" if plugin.dist == CORE_DIST else f" ({plugin.dist})"
         yield f"| `{spec.name}`{owner} | {_cell(signature)} | {', '.join(spec.expands_to)} |"

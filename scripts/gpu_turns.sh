@@ -13,7 +13,10 @@ export PYTHONUNBUFFERED=1
 
 set_up() { # NAME TREE: an environment with the tree's packages
     [ -d "$turns/$1" ] && return
-    python3 -m venv --system-site-packages "$turns/$1"
+    python3 -m venv "$turns/$1"
+    # The python3 at hand may be an environment itself, whose packages a new one does not see.
+    python3 -c 'import sys; print("\n".join(p for p in sys.path if p.endswith("-packages")))' \
+        >"$(echo "$turns/$1"/lib/python3*/site-packages)/machine.pth"
     (cd "$2" && PATH=$turns/$1/bin:$PATH scripts/gpu_setup.sh "$here/.whl")
 }
 

@@ -14,6 +14,7 @@ An OpSpec names a module with these attributes:
 `IN_PLACE`, optional: the names of the reference's arguments that a kernel may overwrite. A kernel writes tuples of
   tensors (KV pools, tables) as the reference does. It leaves every other argument as it is, to the bit.
 `LAYOUTS`, if the op reads or writes KV: the layouts that its samples know.
+`JOINED`, for attention: True if these layouts are joined, so that a token's value is the first part of its key.
 `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, on the device of `draw`.
 `timed(context, tokens)`, optional: iterator of the arguments that `llmcore kernels --bench` times, on the device of
   `draw`. Without it, the bench times the first of `samples`, for which SAMPLE_TOKENS gives `tokens`.

@@ -74,10 +74,10 @@ def cost(shape: Shape) -> tuple[float, float]:
     return float(moved * element), 2.0 * tokens * kv_len * size(shape, "heads") * width
 
 
-GQA_LAYOUTS = ("token",)
+LAYOUTS = ("token",)
 """Layouts that store the keys and values of every head side by side."""
 
-GQA_SHAPES: tuple[Shape, ...] = tuple(
+SHAPES: tuple[Shape, ...] = tuple(
     shape_of(spec)
     for spec in (
         AttnSpec(heads=9, kv_heads=3, key_size=16, value_size=16, scale=0.25),
@@ -86,12 +86,6 @@ GQA_SHAPES: tuple[Shape, ...] = tuple(
     )
 )
 """Groups of odd sizes, one KV head, a window."""
-
-LAYOUTS = (*GQA_LAYOUTS, "mla-latent")
-"""Layouts that the torch reference reads.
-
-In `mla-latent` a token is one row. The row's first `value_size` elements are the token's value.
-"""
 
 
 Sample = tuple[AttnRows]
@@ -108,16 +102,21 @@ BLOCK = 64
 
 
 class ReferenceAttention:
-    """The reference AttentionKernel, for `LAYOUTS` and rows of any length. It reads KV only through the table."""
+    """The reference AttentionKernel, for rows of any length. It reads KV only through the table.
+
+    `layouts`: the names of the layouts that it reads. A subclass may name others in which the first tensor of a layer
+    has the keys, and the last one has the values, or wider rows that begin with them.
+    """
+
+    layouts: tuple[str, ...] = LAYOUTS
 
     def __init__(self, context: OpContext) -> None:
         self.spec = spec_of(context)
         self.granule = context.granule
-        if context.layout not in LAYOUTS:
-            known = " and ".join(LAYOUTS)
+        if context.layout not in self.layouts:
             raise ConfigError(
-                f"{context.op}: the torch reference reads layouts {known}, not {context.layout!r}; a plugin's layout "
-                f"comes with kernels of its own (docs/authors/kv-layout.md)"
+                f"{context.op}: the torch reference reads layout {' or '.join(self.layouts)}, not {context.layout!r}; "
+                f"a plugin's layout comes with kernels of its own (docs/authors/kv-layout.md)"
             )
         if self.spec.sinks or self.spec.mask not in ("causal", "full"):
             raise ConfigError(f"{context.op}: the torch reference has no sinks and no {self.spec.mask!r} mask")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from llmcore.api.specs import OpContext
-from llmcore.ops.attention import GQA_LAYOUTS as LAYOUTS
-from llmcore.ops.attention import GQA_SHAPES as SHAPES
-from llmcore.ops.attention import TOLERANCE, Sample, cost, rows
+from llmcore.ops.attention import LAYOUTS, SHAPES, TOLERANCE, Sample, cost, rows
 from llmcore.ops.attention import ReferenceAttention as make
 
 __all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "samples", "timed"]

@@ -30,6 +30,22 @@ class AttnCase:
         """A fresh output, full of NaN."""
         return self.q.new_full((*self.q.shape[:2], size(self.context.shape, "value_size")), torch.nan)
 
+    def joined(self) -> AttnCase:
+        """The case over a layout that is `joined`: a token's value is the first part of its key."""
+        return replace(self, v_new=None, kv=self.kv[:1])
+
+    def projected(self) -> AttnCase:
+        """The case with queries, keys and values as parts of the rows of one tensor, as a projection returns them."""
+        assert self.v_new is not None, "a case over a joined layout has no values of its own"
+        parts = (self.q, self.k_new, self.v_new)
+        row = torch.cat([part.flatten(1) for part in parts], 1)
+        views, start = [], 0
+        for part in parts:
+            width = part.shape[1] * part.shape[2]
+            views.append(row[:, start : start + width].view(part.shape))
+            start += width
+        return replace(self, q=views[0], k_new=views[1], v_new=views[2])
+
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse) of the torch reference, in f32."""
         reference = ReferenceAttention(replace(self.context, layout="token"))
@@ -86,8 +102,6 @@ def case(
     q = draw(context, int(borders[-1]), spec.heads, spec.key_size, seed=seed)
     q[1::2] *= sharpness
     own = torch.cat(new)
-    if context.layout == "mla-latent":
-        return AttnCase(context, q, keys[own], None, (keys,), meta, rows)
     return AttnCase(context, q, keys[own], values[own], (keys, values), meta, rows)
 
 
@@ -98,34 +112,18 @@ MOST_BYTES = 1200 * 2**20
 """Most bytes of a case's KV in f32. Larger cases are left out, so that several processes can run at the same time."""
 
 
-def cases_of(context: OpContext, samples: Iterable[tuple[Any, ...]], long: bool = False) -> Iterator[tuple[Any, ...]]:
-    """An op's samples. Those of attention are rows, and become cases. `long`: they have the sizes of real models."""
+def cases_of(
+    module: Any, context: OpContext, samples: Iterable[tuple[Any, ...]], long: bool = False
+) -> Iterator[tuple[Any, ...]]:
+    """Samples of the op of `module`. Those of attention are rows, and become cases. `long`: as in a real model."""
+    spec, joined = context.shape, getattr(module, "JOINED", False)
     for sample in samples:
         if not isinstance(sample[0], AttnRows):
             yield sample
             continue
         n_query, kv_len = sample[0].n_query.tolist(), sample[0].kv_len.tolist()
-        if not long:
-            yield (case(context, n_query, kv_len),)
-        elif 4 * sum(kv_len) * _width(context) <= MOST_BYTES:
-            yield (_joined(case(context, n_query, kv_len, sharpness=SHARP)),)
-
-
-def _width(context: OpContext) -> int:
-    """Elements of a token's keys and values."""
-    spec = spec_of(context)
-    return spec.kv_heads * (spec.key_size + spec.value_size)
-
-
-def _joined(made: AttnCase) -> AttnCase:
-    """The case with queries, keys and values as parts of the rows of one tensor, as a projection returns them."""
-    if made.v_new is None:
-        return made
-    parts = (made.q, made.k_new, made.v_new)
-    row = torch.cat([part.flatten(1) for part in parts], 1)
-    views, start = [], 0
-    for part in parts:
-        width = part.shape[1] * part.shape[2]
-        views.append(row[:, start : start + width].view(part.shape))
-        start += width
-    return replace(made, q=views[0], k_new=views[1], v_new=views[2])
+        width = size(spec, "kv_heads") * (size(spec, "key_size") + size(spec, "value_size"))
+        if long and 4 * sum(kv_len) * width > MOST_BYTES:
+            continue
+        made = case(context, n_query, kv_len, sharpness=SHARP if long else 1.0)
+        yield (made.joined() if joined else made.projected() if long else made,)

@@ -55,12 +55,12 @@ class StoredSamples:
 
     def samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
         """The op's samples."""
-        for (case,) in cases_of(context, self.module.samples(context)):
+        for (case,) in cases_of(self.module, context, self.module.samples(context)):
             yield (_given_back(case, self.layout),)
 
     def long_samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
         """The op's long samples."""
-        for (case,) in cases_of(context, self.module.long_samples(context), long=True):
+        for (case,) in cases_of(self.module, context, self.module.long_samples(context), long=True):
             yield (_given_back(case, self.layout),)
 
 

@@ -35,6 +35,9 @@ Call = Callable[[], Any]
 _LONG = 10
 """A single run of this many times the least time is precise enough."""
 
+DEFAULT_LAYOUT = "token"
+"""The layout that `llmcore kernels` takes if none is given. An op that does not read it is timed over its own."""
+
 PARTS = "parts"
 """The name, among a composite's kernels, of its expansion into other ops, each with its chosen kernel."""
 
@@ -181,10 +184,12 @@ class Bench:
     def rows(self, op: str, shapes: Sequence[Shape]) -> Iterator[BenchRow]:
         """A row per shape, bucket, call and kernel, as soon as it is measured."""
         module = importlib.import_module(self.registry.find(OpSpec, op).module)
-        where = self.device.torch_device
+        where, layout, known = self.device.torch_device, self.base.layout, getattr(module, "LAYOUTS", ())
+        if layout == DEFAULT_LAYOUT and known and layout not in known:
+            layout = known[0]
         for shape in shapes:
             for bucket, tokens in enumerate(_tokens(self.effort, module, shape, self.base.dtype)):
-                context = replace(self.base, op=op, shape=dict(shape), bucket=bucket)
+                context = replace(self.base, op=op, shape=dict(shape), bucket=bucket, layout=layout)
                 with torch.inference_mode(), drawing(0, where, tokens):
                     for sample in _samples(module, context, tokens):
                         rotated = _rotated(moved(sample, where), self.effort)
@@ -246,7 +251,7 @@ def _tokens(effort: Effort, module: Any, shape: Shape, dtype: DType) -> Iterator
 
 def _samples(module: Any, context: OpContext, tokens: int) -> Iterator[tuple[Any, ...]]:
     if hasattr(module, "timed"):
-        yield from cases_of(context, module.timed(context, tokens))
+        yield from cases_of(module, context, module.timed(context, tokens))
     else:
         yield from itertools.islice(module.samples(context), 1)
 

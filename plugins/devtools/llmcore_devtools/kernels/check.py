@@ -154,7 +154,7 @@ def _check_context(
         module, kernel, alone = over_its_layout(bench.registry, module, context, kernel, alone)
         for kind in kinds:
             with drawing(bench.seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
-                samples = cases_of(context, getattr(module, kind)(context), long=kind == "long_samples")
+                samples = cases_of(module, context, getattr(module, kind)(context), long=kind == "long_samples")
                 for number, sample in enumerate(samples, 1):
                     name = f"{kind} {number}"
                     for form in _forms(kernel):

@@ -56,7 +56,7 @@ def check(
     output differs in value, shape or dtype, or in which the kernel changed an input that it must not overwrite.
     """
     count = 0
-    for count, sample in enumerate(cases_of(context, module.samples(context)), 1):
+    for count, sample in enumerate(cases_of(module, context, module.samples(context)), 1):
         name = f"sample {count}"
         compare(module, kernel, context, sample, device or torch.device("cpu"), name=name, tolerance=tolerance)
     if count == 0:

@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from llmcore.api import AttentionKernel, AttnSpec, ConfigError, Shard, bucket_of
+from llmcore.layers import (
+    AttentionKernels,
+    Bucketed,
+    Build,
+    Layer,
+    Linear,
+    RMSNorm,
+    Rope,
+    Rows,
+    Step,
+    Unquantized,
+    apart,
+    shape_of,
+)
 
-from llmcore.api.errors import ConfigError
-from llmcore.api.models import AttnSpec
-from llmcore.api.protocols import AttentionKernel
-from llmcore.api.specs import bucket_of
-from llmcore.layers.build import AttentionKernels, Build, Unquantized
-from llmcore.layers.latent import LatentPrefill, LatentSizes, Piece, Room
-from llmcore.layers.layer import Layer
-from llmcore.layers.linear import Linear, apart
-from llmcore.layers.norm import RMSNorm
-from llmcore.layers.rope import Rope
-from llmcore.layers.step import Bucketed, Rows, Step
-from llmcore.ops.attention import shape_of
-from llmcore.weights.map import Shard
+from llmcore_deepseek.latent import LatentPrefill, LatentSizes, Piece, Room
 
 MLA_FUSE: Mapping[str, tuple[str, ...]] = {"q_kv_a_proj": ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")}
 """The modules that MLA stacks, for a family's `WeightMap.fuse`."""
@@ -58,7 +61,7 @@ class MLA(Layer):
 
     The group's layout stores one row per token: the latent and the rotated part of the key. Every rank of `attn_tp`
     has the same rows and its share of the heads. A few new tokens use the absorbed form, many the expanded form (see
-    layers.latent).
+    llmcore_deepseek.latent).
     """
 
     def __init__(self, build: Build, hidden: int, spec: LatentSpec, *, group: str, index: int, rope: Rope) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-
-from llmcore.api.specs import OpContext
+from llmcore.api import OpContext
 from llmcore.ops import SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}

@@ -11,7 +11,7 @@ from llmcore.cli.options import Resolved, SettingsCommand, grouped, with_model
 from llmcore.config import plugin_settings, settings, shown_value
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def command() -> None:
     """Show settings and where each comes from."""
 
@@ -28,15 +28,18 @@ def show(resolved: Resolved, model: str | None, origin: bool, as_json: bool) -> 
     config = with_model(resolved.config, model)
     origins = resolved.origins if model is None else {**resolved.origins, "model_dir": "MODEL"}
     brought = plugin_settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
-    rows = [(setting, shown_value(config, setting)) for setting in (*settings(), *brought)]
+    known = (*settings(), *brought)
+    values = {setting.name: shown_value(config, setting) for setting in known}
     if as_json:
-        named = {s.name: {"value": value, "origin": origins[s.name]} if origin else value for s, value in rows}
+        named = {
+            name: {"value": value, "origin": origins[name]} if origin else value for name, value in values.items()
+        }
         click.echo(json.dumps(named, indent=2))
         return
-    width = max(len(setting.name) for setting, _ in rows) + 1
-    for title, among in grouped(setting for setting, _ in rows):
+    width = max(map(len, values)) + 1
+    for title, among in grouped(known):
         click.echo(f"# {title}")
         for setting in among:
             # JSON is YAML: what is printed can be saved and read back with --config.
-            text = f"{setting.name + ':':<{width}} {json.dumps(shown_value(config, setting))}"
+            text = f"{setting.name + ':':<{width}} {json.dumps(values[setting.name])}"
             click.echo(f"{text:<{width + 24}}  # {origins[setting.name]}" if origin else text)

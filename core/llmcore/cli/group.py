@@ -71,8 +71,7 @@ class PluginGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command called `cmd_name`, imported now."""
-        name = cmd_name.replace("_", "-")
-        return cast(click.Command, loaded(ctx, self._below + name)) if name in self._specs(ctx) else None
+        return cast(click.Command, loaded(ctx, self._below + cmd_name)) if cmd_name in self._specs(ctx) else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -87,7 +86,7 @@ class PluginGroup(click.Group):
             raise click.UsageError(
                 f"There is no command {args[0]!r}.{did_you_mean(args[0], self.list_commands(ctx))}", ctx
             )
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, [name, *args[1:]])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by heading, without importing them."""

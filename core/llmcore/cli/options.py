@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import click
@@ -31,6 +31,9 @@ from llmcore.registry.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_CONFIG = Setting(name="config", group=ELSEWHERE)
+"""`joined` makes one token of `--config FILE` too."""
+
 _METAVARS = {int: "N", float: "X", bool: "", str: "TEXT"}
 
 
@@ -52,12 +55,12 @@ class SettingsCommand(click.Command):
     """
 
     def __init__(self, *args: Any, groups: Sequence[str] | None = None, **more: Any) -> None:
-        more.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
         super().__init__(*args, **more)
         self.groups = groups
-        self.own = list(self.params)
         self.params += [
-            click.Option(["--config"], metavar="FILE", help="YAML file of settings, `name: value`."),
+            click.Option(
+                ["--config"], expose_value=False, metavar="FILE", help="YAML file of settings, `name: value`."
+            ),
             click.Option(
                 ["--help-all"],
                 is_flag=True,
@@ -70,20 +73,18 @@ class SettingsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Load plugins first, because they bring options; then let click parse, then resolve the settings."""
-        plain = list(joined(args, self._offered()))
-        if {"--help-all", *ctx.help_option_names} & {*takewhile(lambda token: token != "--", plain)}:
+        plain = list(joined(args, [_CONFIG, *self._offered()]))
+        if {"--help-all", *ctx.help_option_names} & {*_before_words(plain)}:
             file, content, registry = None, {}, collect(Config())  # a wrong name must not prevent the help
         else:
-            file = file_name(_value_of("--config", plain))
+            file = next(reversed(_values("config", plain)), environment().get("LLMCORE_CONFIG"))
             content = read_yaml(file) if file else {}  # read it only once, because it may be a pipe
-            named = [token.partition("=")[2] for token in plain if token.startswith("--plugins=")]
-            registry = build_registry(_named(named, content))
+            registry = build_registry(named_plugins(_values("plugins", plain), content))
         ctx.meta["llmcore.settings"] = offered = self._offered(registry)
-        tokens = list(joined(args, offered))
+        tokens = list(joined(args, [_CONFIG, *offered]))
         self._refuse_foreign(tokens, offered)
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, tokens)
-        ctx.params.pop("config", None)
         given = {name: ctx.params.pop(name) for name in [*(s.name for s in offered), *RETIRED] if name in ctx.params}
         if rest:
             raise click.UsageError(_too_many(rest, [s for s in offered if given.get(s.name)]), ctx)
@@ -104,9 +105,9 @@ class SettingsCommand(click.Command):
 
         It runs before click, which would guess at a similar name.
         """
-        own = (name for option in self.own if isinstance(option, click.Option) for name in option.opts)
+        own = (name for option in self.params if isinstance(option, click.Option) for name in option.opts)
         known = {*names(offered), *map(canonical, own)}
-        for token in takewhile(lambda token: token != "--", tokens):
+        for token in _before_words(tokens):
             name = token.partition("=")[0]
             told = foreign(SHORT.get(name) or canonical(name), known) if name in SHORT or name[:2] == "--" else None
             if told:
@@ -219,18 +220,14 @@ def _show_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> No
         ctx.exit()
 
 
-def file_name(given: str | None) -> str | None:
-    """The YAML file that `--config` or LLMCORE_CONFIG names."""
-    return given or environment().get("LLMCORE_CONFIG")
+def named_plugins(given: Sequence[str] = (), content: Mapping[str, Any] | None = None) -> Config:
+    """A config with the setting `plugins` alone, from all its sources.
 
-
-def named_plugins(given: Sequence[str] = ()) -> Config:
-    """A config with the setting `plugins` alone, from all its sources; `given`: its values on the command line."""
-    file = file_name(None)
-    return _named(given, read_yaml(file) if file else {})
-
-
-def _named(given: Sequence[str], content: Mapping[str, Any]) -> Config:
+    `given`: its values on the command line. `content`: the YAML file's; None for the file that LLMCORE_CONFIG names.
+    """
+    if content is None:
+        file = environment().get("LLMCORE_CONFIG")
+        content = read_yaml(file) if file else {}
     config, _ = resolve_config(
         {"plugins": list(given)} if given else {},
         {name: value for name, value in environment().items() if name == "LLMCORE_PLUGINS"},
@@ -239,15 +236,14 @@ def _named(given: Sequence[str], content: Mapping[str, Any]) -> Config:
     return config
 
 
-def _value_of(option: str, tokens: Sequence[str]) -> str | None:
-    """The value of one of the command's own options, before click parses them. The last one counts."""
-    found = None
-    for token, following in pairwise([*tokens, ""]):
-        if token == option:
-            found = following
-        elif token.startswith(f"{option}="):
-            found = token.partition("=")[2]
-    return found
+def _before_words(tokens: Iterable[str]) -> Iterator[str]:
+    """The tokens before `--`; those after it are no options."""
+    return takewhile(lambda token: token != "--", tokens)
+
+
+def _values(name: str, tokens: Iterable[str]) -> list[str]:
+    """The values of an option in the tokens of `joined`, before click parses them."""
+    return [token.partition("=")[2] for token in _before_words(tokens) if token.startswith(f"--{name}=")]
 
 
 def _too_many(words: Sequence[str], given: Iterable[Setting]) -> str:

@@ -8,7 +8,7 @@ import click
 
 from llmcore.api.specs import OptionSpec
 from llmcore.cli.options import Resolved, SettingsCommand, grouped, with_model
-from llmcore.config import plugin_settings, settings, shown_value
+from llmcore.config import settings, shown_value
 
 
 @click.group()
@@ -27,14 +27,11 @@ def show(resolved: Resolved, model: str | None, origin: bool, as_json: bool) -> 
     """
     config = with_model(resolved.config, model)
     origins = resolved.origins if model is None else {**resolved.origins, "model_dir": "MODEL"}
-    brought = plugin_settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
-    known = (*settings(), *brought)
+    known = settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
     values = {setting.name: shown_value(config, setting) for setting in known}
     if as_json:
-        named = {
-            name: {"value": value, "origin": origins[name]} if origin else value for name, value in values.items()
-        }
-        click.echo(json.dumps(named, indent=2))
+        explained = {name: {"value": value, "origin": origins[name]} for name, value in values.items()}
+        click.echo(json.dumps(explained if origin else values, indent=2))
         return
     width = max(map(len, values)) + 1
     for title, among in grouped(known):

@@ -17,7 +17,6 @@ from llmcore.config import (
     Origins,
     Setting,
     environment,
-    plugin_settings,
     read_yaml,
     resolve_config,
     settings,
@@ -89,10 +88,9 @@ class SettingsCommand(click.Command):
         if rest:
             raise click.UsageError(_too_many(rest, [s for s in offered if given.get(s.name)]), ctx)
         brought = [spec for spec, _ in registry.specs(OptionSpec)]
-        known = (*settings(), *plugin_settings(brought))
         config, origins = resolve_config(
             {name: value for name, value in given.items() if value not in (None, (), False)},
-            environment(known),
+            environment(settings(brought)),
             content,
             extra=brought,
             yaml_name=str(file),
@@ -108,12 +106,11 @@ class SettingsCommand(click.Command):
         own = (name for option in self.params if isinstance(option, click.Option) for name in option.opts)
         known = {*names(offered), *map(canonical, own)}
         for token in _before_words(tokens):
-            name = token.partition("=")[0]
-            told = foreign(SHORT.get(name) or canonical(name), known) if name in SHORT or name[:2] == "--" else None
-            if told:
-                raise ConfigError(f"{name} {told}")
-            if canonical(name) not in known and (told := missing_option(canonical(name))):
-                raise ConfigError(f"{name} {told}")
+            word = token.partition("=")[0]
+            name = SHORT.get(word) or canonical(word)
+            is_option = word in SHORT or word.startswith("--")
+            if is_option and name not in known and (told := foreign(name) or missing_option(name)):
+                raise ConfigError(f"{word} {told}")
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters and one option per setting."""
@@ -135,14 +132,10 @@ class SettingsCommand(click.Command):
             formatter.write_text("More options: --help-all. Names may be written with _ or -.")
 
     def _offered(self, registry: Registry | None = None) -> list[Setting]:
-        brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec)) if registry else ()
-        known = (*settings(), *brought)
+        known = settings(spec for spec, _ in registry.specs(OptionSpec)) if registry else settings()
         if self.groups is None:
             return [*known, *absent_settings(known)]
-        own = [setting for setting in settings() if setting.group in self.groups]
-        if LOOSE in self.groups:
-            own += [setting for setting in brought if not setting.serving]
-        return own
+        return [s for s in known if not s.serving and (s.group if s.group in GROUPS else LOOSE) in self.groups]
 
 
 def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:

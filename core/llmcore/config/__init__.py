@@ -17,7 +17,7 @@ from llmcore.config.load import (
     value_of,
     with_plugins,
 )
-from llmcore.config.setting import RETIRED, Setting, options_of, plugin_settings, settings, without_login
+from llmcore.config.setting import RETIRED, Setting, options_of, settings, without_login
 from llmcore.config.tree import (
     Config,
     Kernels,
@@ -49,7 +49,6 @@ __all__ = [
     "option",
     "options_of",
     "parse_pin",
-    "plugin_settings",
     "read_yaml",
     "resolve_config",
     "resolve_model",

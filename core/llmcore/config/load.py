@@ -20,7 +20,6 @@ from llmcore.config.setting import (
     Setting,
     canonical,
     names,
-    plugin_settings,
     settings,
 )
 from llmcore.config.tree import Config
@@ -108,7 +107,7 @@ def resolve_config(
     `extra`: the options that plugins bring. Raises ConfigError for a setting that is unknown, out of range or
     contradictory. Logs a warning for a setting without effect.
     """
-    present = (*settings(), *plugin_settings(extra))
+    present = settings(extra)
     known = (*present, *absent_settings(present))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -154,10 +153,10 @@ def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
         if canonical(name) in RETIRED:
             log.warning("%s has no effect: %s.", where, RETIRED[canonical(name)])
             continue
-        if told := foreign(canonical(name), by_name):
-            raise ConfigError(f"{where} {told}")
         setting = by_name.get(canonical(name))
         if setting is None:
+            if told := foreign(canonical(name)):
+                raise ConfigError(f"{where} {told}")
             hint = did_you_mean(canonical(name), by_name)
             raise ConfigError(f"{where}: there is no setting {name!r}.{hint} {_ALL}")
         if setting.name in found:
@@ -228,10 +227,10 @@ def shown_value(config: Config, setting: Setting) -> Any:
     return setting.shown(value_of(config, setting))
 
 
-def shown_settings(config: Config, brought: Iterable[Setting]) -> dict[str, Any]:
-    """The settings of core, and those `brought` by plugins, by name.
+def shown_settings(config: Config, known: Iterable[Setting]) -> dict[str, Any]:
+    """The `known` settings by name.
 
     Other settings of plugins appear without their values, because a config does not say which of them are secret.
     """
-    known = (*settings(), *(setting for setting in brought if setting.name in config.plugin_options))
-    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in known}
+    held = (s for s in known if s.group in GROUPS or s.name in config.plugin_options)
+    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in held}

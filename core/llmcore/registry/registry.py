@@ -34,7 +34,7 @@ from llmcore.api.errors import (
 from llmcore.api.models import LayerInfo
 from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.specs import API_VERSION, ModelSpec, PluginInfo, Spec
-from llmcore.config import Config, plugin_settings
+from llmcore.config import Config, settings
 from llmcore.config.process import shortage_of
 from llmcore.registry.well_formed import misfit
 
@@ -200,7 +200,7 @@ class Registry:
                 self.declined.append(Declined(spec, info, reason))
                 continue
             if isinstance(spec, specs.OptionSpec):
-                plugin_settings([spec])
+                settings([spec])
             good.append(spec)
         return good
 

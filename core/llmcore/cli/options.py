@@ -20,7 +20,6 @@ from llmcore.config import (
     read_yaml,
     resolve_config,
     settings,
-    with_plugins,
 )
 from llmcore.config.foreign import ELSEWHERE, SHORT, absent_settings, foreign
 from llmcore.config.setting import GROUPS, LOOSE, canonical, names
@@ -95,7 +94,7 @@ class SettingsCommand(click.Command):
             extra=brought,
             yaml_name=str(file),
         )
-        ctx.params["resolved"] = Resolved(with_plugins(config, registry.offered), origins, registry)
+        ctx.params["resolved"] = Resolved(replace(config, discovered=registry.offered), origins, registry)
         return rest
 
     def _refuse_foreign(self, tokens: Sequence[str], offered: Sequence[Setting]) -> None:

@@ -3,9 +3,8 @@
 Nothing outside this package reads the environment.
 """
 
-from llmcore.config.check import check_config, parse_pin, resolve_model, with_model_resolved, without_effect
+from llmcore.config.check import Origins, check_config, parse_pin, resolve_model, with_model_resolved, without_effect
 from llmcore.config.load import (
-    Origins,
     child_environment,
     debug_requested,
     environment,
@@ -15,7 +14,6 @@ from llmcore.config.load import (
     shown_settings,
     shown_value,
     value_of,
-    with_plugins,
 )
 from llmcore.config.setting import RETIRED, Setting, options_of, settings, without_login
 from llmcore.config.tree import (
@@ -57,7 +55,6 @@ __all__ = [
     "shown_value",
     "value_of",
     "with_model_resolved",
-    "with_plugins",
     "without_effect",
     "without_login",
 ]

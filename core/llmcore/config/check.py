@@ -12,6 +12,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.config.tree import Config, Memory, Scheduling
 
 Origins = Mapping[str, str]
+"""Setting name -> the origin of its value: "default", `--port`, `LLMCORE_PORT` or `port in server.yaml`."""
 
 
 def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> list[str]:

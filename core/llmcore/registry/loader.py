@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
@@ -29,7 +29,7 @@ from llmcore.api.specs import (
     PluginInfo,
     SchedulerSpec,
 )
-from llmcore.config import Config, make_config, with_plugins
+from llmcore.config import Config, make_config
 from llmcore.registry.registry import KIND_NAMES, Failure, Registry, fix_for
 
 log = logging.getLogger("llmcore.registry.loader")
@@ -206,7 +206,7 @@ def configure(plugins: Sequence[str] | None = None, **values: Any) -> tuple[Conf
     chosen = {} if plugins is None else {"plugins": list(plugins)}
     registry = build_registry(make_config(**chosen))
     brought = [spec for spec, _ in registry.specs(OptionSpec)]
-    return with_plugins(make_config(brought, **chosen, **values), registry.offered), registry
+    return replace(make_config(brought, **chosen, **values), discovered=registry.offered), registry
 
 
 def _name_of(item: str) -> str:

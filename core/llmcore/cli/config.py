@@ -8,7 +8,7 @@ import click
 
 from llmcore.api.specs import OptionSpec
 from llmcore.cli.options import Resolved, SettingsCommand, grouped, with_model
-from llmcore.config import settings, shown_value
+from llmcore.config import settings, value_of
 
 
 @click.group()
@@ -28,7 +28,7 @@ def show(resolved: Resolved, model: str | None, origin: bool, as_json: bool) -> 
     config = with_model(resolved.config, model)
     origins = resolved.origins if model is None else {**resolved.origins, "model_dir": "MODEL"}
     known = settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
-    values = {setting.name: shown_value(config, setting) for setting in known}
+    values = {setting.name: setting.shown(value_of(config, setting)) for setting in known}
     if as_json:
         explained = {name: {"value": value, "origin": origins[name]} for name, value in values.items()}
         click.echo(json.dumps(explained if origin else values, indent=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
@@ -42,16 +43,12 @@ def command(
     """
     items = list(read_items(prompts))
     options = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0, **given(sampling)}
-    loading, answering = Stages(), Stages(unit="prompts")
-    try:
+    with closing(Stages()) as loading, closing(Stages(unit="prompts")) as answering:
         from llmcore.engine.llm import LLM
 
         with LLM.from_config(resolved.config, progress=loading.update) as llm:
             loading.close()
             rows = answer(llm, items, chat, options, answering.update)
-    finally:
-        loading.close()
-        answering.close()
     for row in rows:
         output.write(json.dumps(row, ensure_ascii=False) + "\n")
     ctx.exit(1 if any("error" in row for row in rows) else 0)

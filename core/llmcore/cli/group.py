@@ -20,8 +20,7 @@ _KEY = "llmcore.commands"
 
 def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
     """Every registered command by its name."""
-    meta = ctx.find_root().meta
-    if _KEY not in meta:
+    if _KEY not in ctx.meta:
         check_address_space()  # before numpy is imported, which the loader and every plugin do
         from llmcore.cli.options import named_plugins
         from llmcore.registry.loader import collect
@@ -31,8 +30,8 @@ def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
         except LlmcoreError as error:  # a wrong LLMCORE_PLUGINS or LLMCORE_CONFIG must not hide the commands
             log.warning("%s", error)
             registry = collect(Config())
-        meta[_KEY] = {spec.name: spec for spec, _ in registry.specs(CommandSpec)}
-    return cast("Mapping[str, CommandSpec]", meta[_KEY])
+        ctx.meta[_KEY] = {spec.name: spec for spec, _ in registry.specs(CommandSpec)}
+    return cast("Mapping[str, CommandSpec]", ctx.meta[_KEY])
 
 
 def loaded(ctx: click.Context, name: str) -> Any:
@@ -42,8 +41,9 @@ def loaded(ctx: click.Context, name: str) -> Any:
     from llmcore.registry.official import missing_command
 
     if spec is None:
-        absent = f"there is no command {name!r}; upgrade or repair the plugin that has it"
-        raise ConfigError(missing_command(name) or absent)
+        raise ConfigError(
+            missing_command(name) or f"there is no command {name!r}; upgrade or repair the plugin that has it"
+        )
     if spec.prepare is not None:
         load(spec.prepare)()
     return load(spec.command)

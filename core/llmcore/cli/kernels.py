@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -19,27 +19,8 @@ from llmcore.registry.modes import Pins, apply_modes
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import Resolution, bucket_text, candidates_for, resolve
 
-
-@dataclass(frozen=True)
-class Asked:
-    """The command's options."""
-
-    op: str | None
-    explain: bool
-    device: str | None
-    model: str | None
-    dtype: str | None
-    layout: str
-    mode: tuple[str, ...]
-    kernel: tuple[str, ...]
-    deterministic: bool
-    check: bool
-    bench: bool
-    seed: int | None
-    jobs: int | None
-    worker: bool
-    plugins: tuple[str, ...]
-    as_json: bool
+Asked = SimpleNamespace
+"""The command's options, by the names that click gives them."""
 
 
 @click.command("kernels")

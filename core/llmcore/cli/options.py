@@ -113,9 +113,12 @@ class SettingsCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters and one option per setting."""
-        offered = ctx.meta.get("llmcore.settings") or self._offered()
+        offered = [
+            click.Option([s.name, *(f"--{name}" for name in (s.name, *s.aliases))], multiple=s.multiple, type=str)
+            for s in ctx.meta.get("llmcore.settings") or self._offered()
+        ]
         retired = [click.Option([f"--{name}"], hidden=True, is_flag=True) for name in RETIRED]
-        return [*super().get_params(ctx), *(_option(setting) for setting in offered), *retired]
+        return [*super().get_params(ctx), *offered, *retired]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The command's own options, then settings by group: those of the first page, or all."""
@@ -191,18 +194,8 @@ def grouped(among: Iterable[Setting]) -> Iterator[tuple[str, list[Setting]]]:
     for group in order:
         if group in groups:
             section = groups[group][0].section
-            yield ((section.__doc__ or group).partition("\n")[0].rstrip(".") if section else _TITLE), groups[group]
-
-
-_TITLE = "Options of plugins"
-
-
-def _option(setting: Setting) -> click.Option:
-    return click.Option(
-        [setting.name, *(f"--{name}" for name in (setting.name, *setting.aliases))],
-        multiple=setting.multiple,
-        type=str,
-    )
+            heading = (section.__doc__ or group) if section else "Options of plugins"
+            yield heading.partition("\n")[0].rstrip("."), groups[group]
 
 
 def _show_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

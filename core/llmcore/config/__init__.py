@@ -12,7 +12,6 @@ from llmcore.config.load import (
     make_config,
     resolve_config,
     shown_settings,
-    shown_value,
     value_of,
 )
 from llmcore.config.setting import RETIRED, Setting, options_of, settings, without_login
@@ -52,7 +51,6 @@ __all__ = [
     "resolve_model",
     "settings",
     "shown_settings",
-    "shown_value",
     "value_of",
     "with_model_resolved",
     "without_effect",

@@ -13,6 +13,7 @@ from llmcore.api.specs import OptionSpec
 from llmcore.config.check import Origins, check_config
 from llmcore.config.foreign import FOREIGN, absent_settings, foreign
 from llmcore.config.setting import (
+    FALSE,
     GROUPS,
     HIDDEN,
     RETIRED,
@@ -86,7 +87,7 @@ def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
 
 def debug_requested() -> bool:
     """True if `LLMCORE_DEBUG` asks for tracebacks."""
-    return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in ("", "0", "false", "no", "off")
+    return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in {"", *FALSE}
 
 
 def resolve_config(
@@ -210,15 +211,10 @@ def value_of(config: Config, setting: Setting) -> Any:
     return config.plugin_options[setting.name] if section is None else getattr(section, setting.name)
 
 
-def shown_value(config: Config, setting: Setting) -> Any:
-    """A setting's value in a config, without secrets."""
-    return setting.shown(value_of(config, setting))
-
-
 def shown_settings(config: Config, known: Iterable[Setting]) -> dict[str, Any]:
     """The `known` settings by name.
 
     Other settings of plugins appear without their values, because a config does not say which of them are secret.
     """
     held = (s for s in known if s.group in GROUPS or s.name in config.plugin_options)
-    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in held}
+    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: s.shown(value_of(config, s)) for s in held}

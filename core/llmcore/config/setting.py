@@ -78,8 +78,7 @@ class Setting(OptionSpec):
             meant = next((choice for choice in self.choices if choice.lower() == str(value).lower()), None)
             if meant is not None:
                 return meant  # as --log_level debug
-            hint = did_you_mean(str(value), self.choices)
-            hint = "" if self.secret else hint
+            hint = "" if self.secret else did_you_mean(str(value), self.choices)
             raise ConfigError(f"{where}: {self.quoted(value)} is not one of {', '.join(self.choices)}.{hint}")
         if not ((self.low is None or value >= self.low) and (self.high is None or value <= self.high)):
             raise ConfigError(f"{where}: {self.quoted(value)} is out of range; give {self._wanted()}.")

@@ -14,7 +14,7 @@ from llmcore.config import (
     options_of,
     resolve_config,
     settings,
-    shown_value,
+    value_of,
 )
 from llmcore.config.setting import GROUPS, canonical, names
 from site_settings import SECRET, SITE, Site, make
@@ -80,7 +80,7 @@ def test_what_a_plugins_secret_option_holds_is_not_shown() -> None:
     setting = settings([spec])[-1]
     config = make_config([spec], probe_token=SECRET)
     assert config.plugin_options == {"probe_token": SECRET}
-    assert shown_value(config, setting) == "(hidden)"
+    assert setting.shown(value_of(config, setting)) == "(hidden)"
 
 
 def test_plugins_bring_options() -> None:

@@ -105,12 +105,11 @@ def select(named: Sequence[str] | None) -> Selection:
     selected = {*wanted, *always} & set(by_name) if wanted else set(by_name)
     taking_part, clashes = [], []
     for name in sorted(selected):
-        inside = [info for info in by_name[name] if _stays(info)]
-        free = inside or by_name[name]
-        if len(free) == 1:
-            taking_part += free
-        out = [info for info in by_name[name] if len(free) > 1 or info not in free]
-        clashes += [_clash(info, by_name[name], fatal=name in wanted) for info in out]
+        alike = by_name[name]
+        first = [info for info in alike if _stays(info)] or alike
+        taken = first if len(first) == 1 else []
+        taking_part += taken
+        clashes += [_clash(info, alike, fatal=name in wanted) for info in alike if info not in taken]
     return Selection(tuple(taking_part), tuple(clashes))
 
 

@@ -75,7 +75,7 @@ class SettingsCommand(click.Command):
         if {"--help-all", *ctx.help_option_names} & {*_before_words(plain)}:
             file, content, registry = None, {}, collect(Config())  # a wrong name must not prevent the help
         else:
-            file = next(reversed(_values("config", plain)), environment().get("LLMCORE_CONFIG"))
+            file = next(reversed(_values("config", plain)), None) or environment().get("LLMCORE_CONFIG")
             content = read_yaml(file) if file else {}  # read it only once, because it may be a pipe
             registry = build_registry(named_plugins(_values("plugins", plain), content))
         ctx.meta["llmcore.settings"] = offered = self._offered(registry)
@@ -222,7 +222,7 @@ def named_plugins(given: Sequence[str] = (), content: Mapping[str, Any] | None =
 
 
 def _before_words(tokens: Iterable[str]) -> Iterator[str]:
-    """The tokens before `--`; those after it are no options."""
+    """The tokens before `--`. The tokens after it are arguments."""
     return takewhile(lambda token: token != "--", tokens)
 
 

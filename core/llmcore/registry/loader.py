@@ -145,7 +145,7 @@ def _clash(info: PluginInfo, alike: Sequence[PluginInfo], *, fatal: bool) -> Fai
 
 
 def _stays(info: PluginInfo) -> bool:
-    """Whether a plugin takes part whatever `--plugins` selects, unless it is left out or replaced by name."""
+    """True if a plugin takes part whatever `--plugins` selects, unless it is left out or replaced by name."""
     return info.dist == CORE_DIST or _canonical(info.dist) in extras()
 
 

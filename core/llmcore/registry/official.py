@@ -60,13 +60,13 @@ def processors_that_help(present: Iterable[str]) -> list[str]:
 
 
 def missing_option(name: str) -> str | None:
-    """What to install for the option `name`, where the distribution that brings it is not installed."""
+    """The end of an error about the option `name`, if the distribution that brings it is not installed."""
     dist = next((dist for dist, has in _absent() if name in has["options"]), None)
     return dist and f"is an option of {dist}, which is not installed; {_to_install(dist)}"
 
 
 def missing_command(name: str) -> str | None:
-    """What to install for the command `name`, where the distribution that brings it is not installed."""
+    """An error about the command `name`, if the distribution that brings it is not installed."""
     dist = next((dist for dist, has in _absent() if name in has["commands"]), None)
     return dist and f"`llmcore {name}` comes with {dist}, which is not installed; {_to_install(dist)}"
 

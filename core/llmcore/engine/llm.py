@@ -22,7 +22,7 @@ from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, Load, Prompt, Sa
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.api.specs import OptionSpec, OutputParserSpec, TokenizerSpec
-from llmcore.config import Config, plugin_settings, settings, with_model_resolved
+from llmcore.config import Config, settings, with_model_resolved
 from llmcore.config.setting import canonical, names
 from llmcore.engine.build import build_engine
 from llmcore.engine.in_process import InProcessBridge
@@ -420,8 +420,8 @@ class LLM:
 
 def _refuse_server_settings(given: Iterable[str], registry: Registry) -> None:
     """Raise ConfigError for a setting of the server: it would have no effect here."""
-    brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec))
-    server = names(s for s in (*settings(), *brought) if s.serving)
+    known = settings(spec for spec, _ in registry.specs(OptionSpec))
+    server = names(setting for setting in known if setting.serving)
     if idle := [name for name in given if canonical(name) in server]:
         raise ConfigError(f"{idle[0]} is a setting of the server and has no effect on LLM; leave it out")
 

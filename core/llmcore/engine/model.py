@@ -19,7 +19,7 @@ from llmcore.config import Config
 from llmcore.engine.budget import total_len
 from llmcore.engine.dry_model import STEP_OPS, DryBuild, ModeFit, settle_granules
 from llmcore.layers.build import Build
-from llmcore.registry.inspect import best_device
+from llmcore.registry.devices import best_device
 from llmcore.registry.loader import load
 from llmcore.registry.modes import Pins, apply_modes
 from llmcore.registry.registry import Registry

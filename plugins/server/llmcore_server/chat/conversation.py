@@ -13,9 +13,9 @@ from typing import Any, Literal
 from llmcore.api.bridge import LogitsProcessor
 from llmcore.api.errors import RequestError
 from llmcore.text.parsing import CallGrammar, ParserContext
-from llmcore.text.request_parsing import OutputParsers, RequestParsing
 from llmcore.text.templates import RESERVED
 
+from llmcore_server.chat.request_parsing import OutputParsers, RequestParsing
 from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front
 from llmcore_server.http.guided import guided

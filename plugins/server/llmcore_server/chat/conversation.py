@@ -15,6 +15,7 @@ from llmcore.api.errors import RequestError
 from llmcore.text.parsing import CallGrammar, ParserContext
 from llmcore.text.templates import RESERVED
 
+from llmcore_server.chat.call_grammars import forced_calls, free_calls
 from llmcore_server.chat.request_parsing import OutputParsers, RequestParsing
 from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front
@@ -64,13 +65,12 @@ def guided_calls(
     context = replace(context, tools=tools)
     grammar = _call_grammar(front, context, param)
     if answer is not None and choice.mode != "required":
-        calls = grammar.forced(tools, single=single)
+        calls = forced_calls(grammar, tools, single=single)
         return LogitsProcessor(answer.name, {**answer.args, "calls": calls}, answer.param)
     named = choice.mode == "required" and choice.names is not None and len(choice.names) == 1
-    written = grammar.forced if choice.mode == "required" else grammar.free
-    return guided(
-        front, param, **written(tools, single=single or named), thought=thought_of(front, context), **options
-    )
+    written = forced_calls if choice.mode == "required" else free_calls
+    args = written(grammar, tools, single=single or named)
+    return guided(front, param, **args, thought=thought_of(front, context), **options)
 
 
 def check_begun(guide: LogitsProcessor | None, parsing: RequestParsing | None) -> None:

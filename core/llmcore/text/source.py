@@ -61,7 +61,7 @@ def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerS
     """The spec with the highest priority that recognises `model`; of equal ones, the first by name.
 
     `mode` is `--tokenizer_mode`. A model without a slow tokenizer gets the fast one, with a warning. Raises
-    ConfigError if no spec recognises the model.
+    ConfigError if no spec recognises the model, or none reads the slow tokenizer that it has.
     """
     fitting = [spec for spec in specs if load(spec.sniff)(model)]
     if not fitting:
@@ -72,6 +72,11 @@ def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerS
         )
     wanted = "slow" if mode == "slow" else "fast"
     preferred = [spec for spec in fitting if spec.mode == wanted]
+    if wanted == "slow" and not preferred and (model / "tokenizer.model").is_file():
+        raise ConfigError(
+            "--tokenizer_mode slow needs a plugin that reads tokenizer.model: pip install plugin-sentencepiece (where "
+            "--plugins names plugins, name it there), or leave the option out"
+        )
     chosen = min(preferred or fitting, key=lambda spec: (-spec.priority, spec.name))
     if not preferred:
         log.warning("--tokenizer_mode %s: %s has no %s tokenizer; %r is used", mode, model.name, wanted, chosen.name)

@@ -160,10 +160,12 @@ class Measured:
 
     def _parse(self, texts: list[str]) -> Callable[[], object]:
         choice = self._generation().choices[0]
+        parser = choice.parser
+        assert parser is not None
 
         def work() -> None:
             for text in texts:
-                choice.parse((text,), single_call=False)
+                choice.parse(parser, (text,), single_call=False)
 
         return work
 
@@ -181,7 +183,8 @@ class Measured:
     def _parsed(self, texts: list[str]) -> Iterator[list[Event] | None]:
         choice = self._generation().choices[0]
         for text in texts:
-            choice.parse((text,), single_call=False)
+            if choice.parser is not None:
+                choice.parse(choice.parser, (text,), single_call=False)
             yield choice.events
 
     def _whole(self) -> Callable[[], object]:

@@ -32,11 +32,8 @@ def read_companions(directory: Path) -> Companions:
     """Read the companions in `directory`. Any file may be missing. Raises ConfigError for a broken file."""
     settings = _read_json(directory / "tokenizer_config.json")
     special = _read_json(directory / "special_tokens_map.json")
-    tokens: dict[str, str] = {}
-    for name in _TOKEN_NAMES:
-        text = _token_text(settings.get(name)) or _token_text(special.get(name))
-        if text is not None:
-            tokens[name] = text
+    texts = {name: _token_text(settings.get(name)) or _token_text(special.get(name)) for name in _TOKEN_NAMES}
+    tokens = {name: text for name, text in texts.items() if text is not None}
     return Companions(tokens, _eos_ids(directory), _templates(directory, settings), settings)
 
 

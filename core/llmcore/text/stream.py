@@ -117,16 +117,17 @@ class ChoiceText:
                 texts[-1] += self._flush()
             if self.finish is not _RUNNING:
                 self.must_finish = event.finish is _RUNNING
-                self._count(texts)
-                return texts
-        if event.finish is not _RUNNING:
-            self.finish = event.finish
-            rest = self._flush()
-            if texts:
-                texts[-1] += rest
-            elif rest:
-                texts.append(rest)
-        self._count(texts)
+                break
+        else:
+            if event.finish is not _RUNNING:
+                self.finish = event.finish
+                rest = self._flush()
+                if texts:
+                    texts[-1] += rest
+                elif rest:
+                    texts.append(rest)
+        for text in texts:
+            self.released += len(text)
         return texts
 
     def _take(self, token_id: int, ends_by_id: bool) -> str:
@@ -170,10 +171,6 @@ class ChoiceText:
         rest = self._detokenizer.flush()
         self._decoded += len(rest)
         return (self._matcher.flush() if self._matcher is not None else "") + rest
-
-    def _count(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self.released += len(text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from llmcore.api.bridge import LogitsProcessor
 from llmcore.api.errors import RequestError
+from llmcore.registry.loader import load
 from llmcore.text.parsing import CallGrammar, ParserContext
 from llmcore.text.templates import RESERVED
 
@@ -136,8 +137,7 @@ def _short_id(given: str, size: int) -> str:
 
 def _call_grammar(front: Front, context: ParserContext, param: str) -> CallGrammar:
     parser = front.parsers.tool
-    grammar = None if parser is None else parser.grammar(context)
-    if grammar is None:
+    if parser is None or parser.spec.grammar is None:
         name = "none" if parser is None else parser.spec.name
         raise refusal(
             param,
@@ -145,6 +145,7 @@ def _call_grammar(front: Front, context: ParserContext, param: str) -> CallGramm
             "auto or none, without strict",
             "unsupported_parameter",
         )
+    grammar: CallGrammar = load(parser.spec.grammar)(context)
     return grammar
 
 

@@ -17,7 +17,7 @@ from llmcore.api.protocols import Tokenizer
 from llmcore.api.specs import OutputParserSpec
 from llmcore.registry.loader import load
 from llmcore.text.events import Event, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded, joined
-from llmcore.text.parsing import CallGrammar, MakeParser, OutputParser, ParserContext
+from llmcore.text.parsing import MakeParser, OutputParser, ParserContext
 from llmcore.text.stream import ChoiceText
 
 _RUNNING = Finish.RUNNING
@@ -31,13 +31,6 @@ class ActiveParser:
     spec: OutputParserSpec
     make: MakeParser
     special_ids: frozenset[int]
-
-    def grammar(self, context: ParserContext) -> CallGrammar | None:
-        """The grammar for calls of the context's tools, or None if the parser does not have one."""
-        if self.spec.grammar is None:
-            return None
-        grammar: CallGrammar = load(self.spec.grammar)(context)
-        return grammar
 
 
 @dataclass(frozen=True)
@@ -169,39 +162,38 @@ class Choice:
     `thought`: counts the tokens of reasoning; None without a reasoning parser.
     """
 
-    __slots__ = ("_parser", "calls", "events", "index", "prompt", "text", "thought")
+    __slots__ = ("calls", "events", "index", "parser", "prompt", "text", "thought")
 
     def __init__(self, index: int, prompt: int, text: ChoiceText, parsing: RequestParsing | None = None):
         self.index = index
         self.prompt = prompt
         self.text = text
+        self.parser = None if parsing is None else parsing.make()
         self.events: list[Event] | None = None
         self.calls = 0
         self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
-        self._parser = None if parsing is None else parsing.make()
 
-    def parse(self, texts: Sequence[str], *, single_call: bool) -> bool:
+    def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> bool:
         """Parse the newest texts into `events`: text, reasoning, tool calls.
 
         `single_call`: the first call is the end of the answer. Returns True if this call is complete.
         """
-        if self._parser is None:
-            return False
         self.events = events = []
         if self.thought is not None and not self.thought.over:
             for text in texts:
-                piece = list(self._parser.feed(text))
+                piece = list(parser.feed(text))
                 self.thought.add(piece)
                 events += piece
         elif text := "".join(texts):
-            events += self._parser.feed(text)
+            events += parser.feed(text)
         if self.text.finish is not _RUNNING:
-            events += self._parser.finish()
-        ends = [i for i, event in enumerate(events) if isinstance(event, ToolCallEnded)] if single_call else []
-        if ends:
-            del events[ends[0] + 1 :]
-        self.calls += sum(isinstance(event, ToolCallBegun) for event in events)
-        return bool(ends)
+            events += parser.finish()
+        for i, event in enumerate(events):
+            self.calls += isinstance(event, ToolCallBegun)
+            if single_call and isinstance(event, ToolCallEnded):
+                del events[i + 1 :]
+                return True
+        return False
 
 
 # --- answers that continue a message of the client ---------------------------------------------------------------

@@ -130,8 +130,9 @@ class Collector:
         self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
         self._prompt_top = event.prompt_top or self._prompt_top
         self._prompt_ranks = event.prompt_ranks or self._prompt_ranks
-        choice, texts = self._reducer.feed(0, event)
-        answer, piece, new = self._answers[choice.index], "".join(texts), len(choice.text.starts)
+        number, texts = self._reducer.feed(0, event)
+        choice, answer = self._reducer.choices[number], self._answers[number]
+        piece, new = "".join(texts), len(choice.starts)
         answer.text += piece
         if self._on_text is not None and piece:
             self._on_text(piece)
@@ -140,8 +141,8 @@ class Collector:
             answer.logprobs.extend(event.logprobs[:new])
             answer.top_logprobs.extend(event.top[:new])
         answer.scores, answer.pooled = event.scores, event.pooled
-        if choice.text.finish is not Finish.RUNNING:
-            answer.finish_reason = FINISH_REASONS[choice.text.finish]
+        if choice.finish is not Finish.RUNNING:
+            answer.finish_reason = FINISH_REASONS[choice.finish]
         if not self._reducer.running:
             self._ended(self)
 

@@ -10,7 +10,7 @@ bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any, get_args
 
@@ -208,20 +208,15 @@ class StepResult:
     """[pools, hidden size] of the plan's pools."""
 
 
-@dataclass(frozen=True)
-class Entered:
-    """`content` went into the prefix cache under `salt`, new from token `start` on."""
-
-    salt: bytes
-    content: Int64
-    start: int
+Entered = tuple[bytes, Int64, int]
+"""(salt, content, start): this content went into the prefix cache under this salt, new from token `start` on."""
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A step in flight: its plan, the epochs of its rows when it was made, and what it put into the prefix cache."""
+    """A step in flight: its plan, and what it put into the prefix cache."""
 
     plan: StepPlan
-    row_epoch: Int64
-    sample_epoch: Int64
-    entered: list[Entered] = field(default_factory=list)
+    epochs: Int64
+    """Of every row of the request table when the plan was made: a row whose epoch has changed since is another's."""
+    entered: list[Entered]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from llmcore.api.protocols import (
     WaitingRequest,
 )
 from llmcore.kv.space import NO_GRANULES, Hit, KVGroup, KVSpace
-from llmcore.sched.capacity import Capacity, Lengths
+from llmcore.sched.capacity import Capacity
 from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTable, State, WaitingQueue
 
 WORTH_WAITING = 64
@@ -45,8 +46,8 @@ class Frontier:
         self._space = space
         self._rows: dict[tuple[bytes, int, int, bytes], int] = {}
         rows = table.running()
-        for row in rows[table.computed[rows] < table.prefill[rows]] if space.caching else ():
-            self.add(int(row))
+        for row in rows[table.computed[rows] < table.prefill[rows]].tolist():
+            self.add(row)
 
     def add(self, row: int) -> None:
         """`row` goes on computing its prompt; what it computed so far is in the cache."""
@@ -95,9 +96,14 @@ class StepView:
         """Those found to fit, in order; they have places and hold their hits."""
         self._state = state
         self._queue = queue
-        self._waits: dict[tuple[int, int, int], bool] = {}
-        self._capacity: Capacity | None = None
-        self._frontier: Frontier | None = None
+
+    @cached_property
+    def _frontier(self) -> Frontier:
+        return Frontier(self._state.table, self._state.space)
+
+    @cached_property
+    def _capacity(self) -> Capacity:
+        return Capacity(self._state)
 
     def info(self, index: int) -> RequestInfo:
         """The wishes of a running request."""
@@ -109,8 +115,6 @@ class StepView:
         if not state.table.places:
             return
         queue = self._queue if order is None else sorted(self._queue, key=lambda choice: order(choice.request.info))
-        if self._frontier is None:
-            self._frontier = Frontier(state.table, state.space)
         for choice in queue:
             if state.table.places < choice.places:
                 return
@@ -141,31 +145,30 @@ class StepView:
             return True
         if table.places < choice.places:
             return False
-        if not (table.status > RESERVED).any():
-            # A request alone always fits: `check_submit` has seen that it can be served.
-            table.foresee(table.peek(1), Lengths(state).of(choice))
-        else:
-            if self._capacity is None:
-                self._capacity = Capacity(state)
-            if not self._capacity.fits(choice, hit):
-                return False
+        if not self._capacity.fits(choice, hit, alone=not (table.status > RESERVED).any()):
+            return False
         table.admit(choice, hit.tokens)
-        if hit.tokens:
-            state.space.take(choice.row, hit)
+        state.space.take(choice.row, hit)
         self.placed.append(choice)
-        if self._frontier is not None:
-            self._frontier.add(choice.row)
+        self._frontier.add(choice.row)
         return True
+
+    def unplace(self, choice: Choice) -> None:
+        """`choice` was found to fit and does not run: take its place back."""
+        self.placed.remove(choice)
+        self._state.unplace(choice)
+
+    def keep(self, rows: Int32) -> None:
+        """Take places back from candidates that were found to fit but are not in `rows`."""
+        for choice in [choice for choice in self.placed if choice.row not in rows]:
+            self.unplace(choice)
 
     def _waiting_for_another(self, choice: Choice) -> bool:
         if choice.waits is None:
             return False
-        if choice.waits not in self._waits:
-            row, epoch, tokens = choice.waits
-            table = self._state.table
-            computing = table.epoch[row] == epoch and table.status[row] == RUNNING
-            self._waits[choice.waits] = bool(computing and table.computed[row] < tokens)
-        return self._waits[choice.waits]
+        row, epoch, tokens = choice.waits
+        table = self._state.table
+        return bool(table.epoch[row] == epoch and table.status[row] == RUNNING and table.computed[row] < tokens)
 
 
 def _prompt_budget(state: State, waiting: int) -> int:
@@ -293,14 +296,11 @@ def oldest_first(view: StepView) -> Decision:
     if view.whole:
         n_query[n_query < wish] = 0
     rows = np.flatnonzero(n_query)
-    if rows.size:
-        return Decision(view.running[rows], n_query[rows])
-    for candidate in view.waiting():
-        if view.fits(candidate):
-            first = min(candidate.tokens - candidate.cached, view.chunk, view.budget)
-            return Decision(view.running[:0], n_query[:0], [(candidate.index, first)])
-        break
-    return Decision(view.running[:0], n_query[:0])
+    admit = []
+    candidate = None if rows.size else next(view.waiting(), None)
+    if candidate is not None and view.fits(candidate):
+        admit.append((candidate.index, min(candidate.tokens - candidate.cached, view.chunk, view.budget)))
+    return Decision(view.running[rows], n_query[rows], admit)
 
 
 def _admission_fault(decision: Decision, view: StepView) -> str | None:

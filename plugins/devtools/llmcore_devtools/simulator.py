@@ -19,7 +19,7 @@ from llmcore.api.protocols import KVManager, LengthEstimator, SchedulerLimits, S
 from llmcore.kv.space import KVGroup
 from llmcore.registry.loader import load
 from llmcore.sched.plan import StepPlan, StepResult
-from llmcore.sched.release import TRIALS
+from llmcore.sched.isolation import TRIALS
 from llmcore.sched.request import Lease, Totals
 from llmcore.sched.scheduler import Scheduler
 

@@ -16,7 +16,7 @@ from llmcore.api.bridge import Finish, StepEvents
 from llmcore.api.protocols import Int32, Int64
 from llmcore.kv.slots import RUN_TOKENS
 from llmcore.kv.space import NO_GRANULES, Columns
-from llmcore.sched.beam_search import Beams, Child, Ended
+from llmcore.sched.beam_search import Beams, Continuation
 from llmcore.sched.isolation import FailureIsolation
 from llmcore.sched.plan import (
     NONE,
@@ -60,7 +60,9 @@ def enqueue(state: State, rows: Int32, n_query: Int32) -> InFlight:
     sample_row = table.enqueue(rows, ends, n_query if steady else np.where(decodes, n_query, 1).astype(np.int32))
     sample_request = rows[sample_row]
     entered = [] if steady else _enter(state, rows[~decodes])
-    for s in _forking(table, sample_request):
+    # The first tokens of a search are chosen before it has beams to fork into.
+    forking = [row for row in table.forking if row not in table.beams]
+    for s in np.flatnonzero(np.isin(sample_request, forking)) if forking else ():
         twins = _fork(state, int(sample_request[s]), admitted, parts)
         sample_row = np.append(sample_row, np.full(twins.size, sample_row[s]))
         sample_request = np.append(sample_request, twins)
@@ -124,14 +126,6 @@ def _announce(table: RequestTable, row: int, start: int, fork_of: int = -1) -> A
         fork_of=fork_of,
         masked=choice.processors is not None and bool(choice.processors.hosts),
     )
-
-
-def _forking(table: RequestTable, sampled: Int32) -> list[int]:
-    """The numbers of those rows that sample, and whose forks run from now on. The first tokens of a search are chosen
-    before it has beams to fork into."""
-    if not table.forking:
-        return []
-    return [s for s, row in enumerate(sampled.tolist()) if row in table.forking and row not in table.beams]
 
 
 def _fork(state: State, row: int, admitted: list[Admitted], parts: list[list[Columns]]) -> Int32:
@@ -206,14 +200,17 @@ class Results:
             # Chunks are written. The tokens of the other rows will tell where these began.
             chunks = np.flatnonzero(alive[plan.n_decode :]) + plan.n_decode
             table.settle(plan.request[chunks], (plan.start + plan.n_query)[chunks])
-        _note_logprobs(table, plan, alive, result)
-        _note_hidden(table, plan, alive, result)
+        if result.probed is not None:
+            _note_logprobs(table, plan, alive, result)
+        if result.pooled is not None:
+            _note_hidden(table, plan, alive, result.pooled)
         failed = [] if result.finite.all() else self._isolation.reject(step, result)
         at = np.flatnonzero((table.epoch == step.epochs)[plan.sample_request] & result.finite)
         stopping: list[int] = []
         if table.processors:
             at = self._tell(plan, at, result, stopping, failed)
-        quiet = [row for row in table.probing if _answers(table.choice(row).request, result)]
+        scored = result.scores is not None
+        quiet = [row for row in table.probing if scored or table.choice(row).request.pooled is not None]
         beams, at = _parted(plan, at, table.beams)
         prompts, at = _parted(plan, at, quiet)
         events = self._accept(plan, at, result, stopping)
@@ -330,7 +327,7 @@ class Results:
         add_answers(events, choice.request, answers, beams.submit.sampling.logprobs)
         self._state.end(choice)
 
-    def _go_on(self, request: Request, children: list[Child]) -> None:
+    def _go_on(self, request: Request, children: list[Continuation]) -> None:
         """Let every beam go on as `children` say, by its number."""
         space, table = self._state.space, self._state.table
         if request.choices[0].forks:
@@ -366,11 +363,6 @@ class Results:
             self._state.end(choice)
 
 
-def _answers(request: Request, result: StepResult) -> bool:
-    """True if a step whose result this is answers `request` without a token, if it samples."""
-    return result.scores is not None or request.pooled is not None
-
-
 def _parted(plan: StepPlan, at: NDArray[np.intp], rows: Collection[int]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Of the samples `at` those of `rows`, and the others."""
     if not rows:
@@ -394,19 +386,17 @@ class Accepted:
     """[R] a Finish."""
     which: NDArray[np.intp]
     """[T] the token's number in the step's result."""
-    counts: Int32 | None = None
-    """[R] tokens of each row; None: one of each."""
+    counts: Int32 | int = 1
+    """[R] tokens of each row; 1: one of each."""
 
     @property
     def of(self) -> NDArray[np.intp]:
         """[T] the number of the token's row."""
-        n = np.arange(self.rows.size)
-        return n if self.counts is None else np.repeat(n, self.counts)
+        return np.repeat(np.arange(self.rows.size), self.counts)
 
     def part(self, mine: NDArray[np.bool_]) -> Accepted:
         """The part of some rows."""
-        some = mine[self.of]
-        counts = None if self.counts is None else self.counts[mine]
+        some, counts = mine[self.of], np.broadcast_to(self.counts, self.rows.size)[mine]
         return Accepted(self.rows[mine], self.tokens[some], self.finish[mine], self.which[some], counts)
 
 
@@ -443,7 +433,7 @@ def add_error(events: dict[int, StepEvents], choice: Choice, error: Reason) -> N
 
 
 def add_answers(
-    events: dict[int, StepEvents], request: Request, answers: Sequence[Ended], logprobs: int | None
+    events: dict[int, StepEvents], request: Request, answers: Sequence[Continuation], logprobs: int | None
 ) -> None:
     """The choices of `request`, whose search is over, end with `answers`; `logprobs`: those that its client wants."""
     for number, ended in enumerate(answers):
@@ -486,19 +476,18 @@ def _events(accepted: Accepted, table: RequestTable, result: StepResult) -> Step
         stamp=time.monotonic(),
         request=table.request[rows].tolist(),
         choice=table.number[rows].tolist(),
-        count=[1] * rows.size if accepted.counts is None else accepted.counts.tolist(),
+        count=np.broadcast_to(accepted.counts, rows.size).tolist(),
         tokens=accepted.tokens.tolist(),
         finish=accepted.finish.tolist(),
     )
-    n = 1 if accepted.counts is None else accepted.counts
-    for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + n).tolist():
+    for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + accepted.counts).tolist():
         row = int(rows[i])
         events.cached[i] = table.choice(row).request.cached
         if row in table.probing:
             table.probing.discard(row)
             _add_report(events, i, table.choice(row).request)
-    if result.logprobs is not None:
-        _add_logprobs(events, accepted, table.tops[rows], result)
+    if result.logprobs is not None and (table.tops[rows] >= 0).any():
+        _add_logprobs(events, accepted, table.tops[rows], result.logprobs, result)
     return events
 
 
@@ -514,12 +503,11 @@ def _add_report(events: StepEvents, i: int, request: Request) -> None:
         events.prompt_top[i] = [list(zip(ids, logprobs, strict=True)) for ids, logprobs in places]
 
 
-def _add_logprobs(events: StepEvents, accepted: Accepted, tops: Int32, result: StepResult) -> None:
-    assert result.logprobs is not None
-    if not (tops >= 0).any():
-        return
+def _add_logprobs(
+    events: StepEvents, accepted: Accepted, tops: Int32, logprobs: NDArray[np.float32], result: StepResult
+) -> None:
     of, which = accepted.of, accepted.which
-    events.logprobs = np.where(tops[of] >= 0, result.logprobs[which], 0.0).tolist()
+    events.logprobs = np.where(tops[of] >= 0, logprobs[which], 0.0).tolist()
     if result.top_ids is None or result.top_logprobs is None:
         return
     for i in np.flatnonzero(tops[of] > 0):
@@ -528,11 +516,9 @@ def _add_logprobs(events: StepEvents, accepted: Accepted, tops: Int32, result: S
         events.top.setdefault(int(of[i]), []).append(list(best))
 
 
-def _note_hidden(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], result: StepResult) -> None:
+def _note_hidden(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], pooled: NDArray[np.float32]) -> None:
     """Put a step's hidden states to those of its requests' other chunks; `alive`: rows that are still theirs."""
-    if result.pooled is None:
-        return
-    for pool, state in zip(plan.pools, result.pooled, strict=True):
+    for pool, state in zip(plan.pools, pooled, strict=True):
         if alive[pool.row]:
             request = table.choice(int(plan.request[pool.row])).request
             # A request that was sent back computes its whole prompt again.
@@ -542,11 +528,12 @@ def _note_hidden(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], 
 
 def _note_logprobs(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], result: StepResult) -> None:
     """Put the log-probabilities of prompts to those of their other chunks; `alive`: rows that are still theirs."""
+    assert result.probed is not None and result.probed_ranks is not None
     at = 0
     for probe in plan.probes:
         end, start = at + probe.targets.size, int(plan.start[probe.row])
         report = table.choice(int(plan.request[probe.row])).request.report if alive[probe.row] else None
-        if report is not None and result.probed is not None and result.probed_ranks is not None:
+        if report is not None:
             known = slice(start, start + probe.targets.size)
             report.logprobs[known] = result.probed[at:end]
             report.ranks[known] = result.probed_ranks[at:end]

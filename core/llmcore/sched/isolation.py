@@ -96,10 +96,9 @@ class FailureIsolation:
                     request.private = True
                     self._recompute(dict.fromkeys(rows.tolist(), valid))
                     continue
-            choices = [table.choice(int(row)) for row in rows]
-            for choice in choices:
+            for choice in [table.choice(row) for row in rows.tolist()]:
+                rejected.append((choice, NOT_FINITE))
                 self._state.fail(choice, NOT_FINITE, valid)
-            rejected += [(choice, NOT_FINITE) for choice in choices]
         return rejected
 
     def _recompute(self, valid: dict[int, int]) -> None:

@@ -10,6 +10,7 @@ bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any, get_args
@@ -129,16 +130,6 @@ class StepPlan(msgspec.Struct, kw_only=True):
         return int(self.n_query.sum())
 
 
-def encode(plan: StepPlan) -> bytes:
-    """As msgpack; columns are little-endian bytes. TypeError for a column of another type than the plan's."""
-    return _ENCODER.encode(plan)
-
-
-def decode(data: bytes) -> StepPlan:
-    """The plan that `encode` was given; its columns are read-only. Raises msgspec.ValidationError."""
-    return _DECODER.decode(data)
-
-
 def _column_bytes(column: Any) -> bytes:
     if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype not in (np.int32, np.uint8):
         raise TypeError(f"a plan holds columns of int32 and uint8, not {type(column).__name__} {column!r}")
@@ -150,8 +141,11 @@ def _column(kind: Any, data: Any) -> NDArray[Any]:
     return np.frombuffer(data, get_args(dtype)[0])
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_column_bytes)
-_DECODER = msgspec.msgpack.Decoder(StepPlan, dec_hook=_column)
+encode: Callable[[StepPlan], bytes] = msgspec.msgpack.Encoder(enc_hook=_column_bytes).encode
+"""A plan as msgpack; columns are little-endian bytes. TypeError for a column of another type than the plan's."""
+
+decode: Callable[[bytes], StepPlan] = msgspec.msgpack.Decoder(StepPlan, dec_hook=_column).decode
+"""The plan that `encode` was given; its columns are read-only. Raises msgspec.ValidationError."""
 
 
 def padded(rows: int) -> int:

@@ -61,8 +61,6 @@ class Frontier:
     def ahead_of(self, choice: Choice, content: Int64, hit: Hit) -> tuple[int, int, int] | None:
         """(row, its epoch, tokens) to wait for, if another's next tokens are enough of what `choice` would compute."""
         at = hit.tokens
-        if not self._rows:
-            return None
         last = int(hit.granules[0][-1]) if at else -1
         row = self._rows.get((choice.request.submit.salt, at, last, content[at : at + self._space.granule].tobytes()))
         if row is None:
@@ -261,31 +259,46 @@ PATIENCE = 64
 
 def fault(decision: Decision, view: StepView, places: int) -> str | None:
     """The fault of `decision`, or None; `places` is the number of rows of the request table."""
+    return next(_faults(decision, view, places), None)
+
+
+def _faults(decision: Decision, view: StepView, places: int) -> Iterator[str]:
+    """All faults; each is looked for only if the decision does not have those before it."""
     rows, n_query = np.asarray(decision.rows), np.asarray(decision.n_query)
     if not rows.size and not n_query.size:
         rows = n_query = view.running[:0]
-    if rows.ndim != 1 or rows.shape != n_query.shape or not _integral(rows) or not _integral(n_query):
-        return "rows and n_query are not two columns of integers of one length"
+    if rows.ndim != 1 or rows.shape != n_query.shape or rows.dtype.kind not in "iu" or n_query.dtype.kind not in "iu":
+        yield "rows and n_query are not two columns of integers of one length"
     if rows.size and (rows.min() < 0 or rows.max() >= places):
-        return "it names a row that does not exist"
+        yield "it names a row that does not exist"
     allowed = np.zeros(places, np.int32)
     allowed[view.running] = view.remaining
     if (n_query < 1).any() or (n_query > allowed[rows]).any():
-        return "it computes more of a request than remains, or nothing of it, or one that cannot run"
+        yield "it computes more of a request than remains, or nothing of it, or one that cannot run"
     if rows.size and np.bincount(rows).max() > 1:
-        return "it names a request twice"
+        yield "it names a request twice"
     if (n_query > view.chunk).any():
-        return f"a row has more than {view.chunk} tokens"
+        yield f"a row has more than {view.chunk} tokens"
     if view.whole and (n_query < np.minimum(allowed[rows], view.chunk)).any():
-        return "it cuts a prompt in pieces where prompts are computed whole"
-    if decision.admit:
-        problem = _admission_fault(decision, view)
-        if problem is not None:
-            return problem
+        yield "it cuts a prompt in pieces where prompts are computed whole"
+    if decision.admit and not view.admit:
+        yield "it admits a request in a step in which none may join"
+    if len({index for index, _ in decision.admit}) < len(decision.admit):
+        yield "it admits a request twice"
+    for index, first in decision.admit:
+        if not 0 <= index < len(view.offers):
+            yield "it admits a request that was not offered"
+        choice, hit = view.offers[index]
+        if choice.row == NO_ROW:
+            yield "it admits a request without asking whether it fits, or one that does not"
+        rest = min(choice.size - choice.request.given(hit.tokens), view.chunk)
+        if not 1 <= first <= rest:
+            yield "the first chunk of an admitted request is empty, or longer than what remains or than a chunk"
+        if view.whole and first < rest:
+            yield "it cuts a prompt in pieces where prompts are computed whole"
     total = int(n_query.sum()) + sum(first for _, first in decision.admit)
     if total > view.budget:
-        return f"its rows have {total} tokens; the budget is {view.budget}"
-    return None
+        yield f"its rows have {total} tokens; the budget is {view.budget}"
 
 
 def oldest_first(view: StepView) -> Decision:
@@ -301,29 +314,6 @@ def oldest_first(view: StepView) -> Decision:
     if candidate is not None and view.fits(candidate):
         admit.append((candidate.index, min(candidate.tokens - candidate.cached, view.chunk, view.budget)))
     return Decision(view.running[rows], n_query[rows], admit)
-
-
-def _admission_fault(decision: Decision, view: StepView) -> str | None:
-    if not view.admit:
-        return "it admits a request in a step in which none may join"
-    if len({index for index, _ in decision.admit}) < len(decision.admit):
-        return "it admits a request twice"
-    for index, first in decision.admit:
-        if not 0 <= index < len(view.offers):
-            return "it admits a request that was not offered"
-        choice, hit = view.offers[index]
-        if choice.row == NO_ROW:
-            return "it admits a request without asking whether it fits, or one that does not"
-        rest = min(choice.size - choice.request.given(hit.tokens), view.chunk)
-        if not 1 <= first <= rest:
-            return "the first chunk of an admitted request is empty, or longer than what remains or than a chunk"
-        if view.whole and first < rest:
-            return "it cuts a prompt in pieces where prompts are computed whole"
-    return None
-
-
-def _integral(column: NDArray[np.generic]) -> bool:
-    return not column.size or column.dtype.kind in "iu"
 
 
 log = logging.getLogger(__name__)

@@ -406,17 +406,15 @@ class RequestTable:
 
     def load(self, row: int, lease: Lease) -> None:
         """A source writes the KV of the admitted choice in `row`, which runs when that is done."""
-        self.status[row] = LOADING
+        self._set_status(row, LOADING)
         self.leases[row] = lease
-        self._running = None
 
     def loaded(self, row: int) -> None:
         """The source has written all of it."""
         lease = self.leases.pop(row)
         self.computed[row] = self.settled[row] = lease.end
         self.choice(row).request.loaded = True
-        self.status[row] = RUNNING
-        self._running = None
+        self._set_status(row, RUNNING)
 
     def enqueue(self, rows: Int32, ends: Int32, most: Int32) -> Int32:
         """A step computes `rows` up to `ends` tokens. It gives those that it completes at most `most` tokens each;
@@ -480,21 +478,19 @@ class RequestTable:
 
     def leave(self, row: int) -> None:
         """Its choice was preempted, and goes back to the queue when its last step was read."""
-        self.status[row] = LEAVING
-        self._running = None
+        self._set_status(row, LEAVING)
 
     def end(self, row: int) -> None:
         """Give up a row and those reserved for its choice's forks; results on their way are dropped."""
         self.choice(row).row = NO_ROW
         for place in (*self.forking.get(row, ())[::-1], row):
-            self.status[place] = FREE
+            self._set_status(place, FREE)
             self.epoch[place] += 1
             self.choices[place] = None
             self.probing.discard(place)
             self._free.append(place)
             for values in self._of_rows:
                 values.pop(place, None)
-        self._running = None
 
     def _describe(self, row: int, choice: Choice) -> None:
         request, submit = choice.request, choice.request.submit
@@ -505,7 +501,7 @@ class RequestTable:
             self.beams[row] = request.beams
         if choice.number == 0 and (request.report is not None or submit.pool or submit.score):
             self.probing.add(row)
-        self.status[row] = RUNNING
+        self._set_status(row, RUNNING)
         self.arrival[row] = choice.arrival
         self.priority[row] = submit.priority
         self.owner[row] = request.owner
@@ -518,6 +514,9 @@ class RequestTable:
         self.stops[row] = NO_TOKEN
         self.stops[row, : len(submit.stop_ids)] = submit.stop_ids[:STOP_COLUMNS]
         self.tops[row] = -1 if submit.sampling.logprobs is None else submit.sampling.logprobs
+
+    def _set_status(self, row: int, status: int) -> None:
+        self.status[row] = status
         self._running = None
 
 

@@ -37,7 +37,6 @@ from llmcore.sched.request import (
     Request,
     RequestTable,
     State,
-    Totals,
 )
 
 log = logging.getLogger(__name__)
@@ -78,10 +77,14 @@ class Scheduler:
         drafts: int = 0,
         graph_rows: int = 0,
     ) -> None:
-        space = KVSpace(groups)
-        limits = fitting(limits, space)
-        table = RequestTable(limits.max_running, limits.max_total_len)
-        self._state = State(limits, table, space, estimator, ahead, drafts, graph_rows)
+        self.space = KVSpace(groups)
+        """The KV groups, for figures and checks."""
+        self.limits = fitting(limits, self.space)
+        """The limits, cut to what fits together."""
+        table = RequestTable(self.limits.max_running, self.limits.max_total_len)
+        self._state = State(self.limits, table, self.space, estimator, ahead, drafts, graph_rows)
+        self.totals = self._state.totals
+        """Counters since the start."""
         self._policy = policy
         self._priorities = priorities
         self._isolation = FailureIsolation(self._state)
@@ -96,21 +99,6 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing waits, runs or is on its way."""
         return not self._state.requests and not self._in_flight
-
-    @property
-    def totals(self) -> Totals:
-        """Counters since the start."""
-        return self._state.totals
-
-    @property
-    def limits(self) -> SchedulerLimits:
-        """The limits, cut to what fits together."""
-        return self._state.limits
-
-    @property
-    def space(self) -> KVSpace:
-        """The KV groups, for figures and checks."""
-        return self._state.space
 
     def check(self) -> None:
         """Assert what must hold between any two calls; for tests."""
@@ -191,8 +179,9 @@ class Scheduler:
     def expire(self, before: float, error: Reason) -> dict[int, StepEvents]:
         """End with `error` the requests that were received before that time and have never run. Returns errors by
         owner, as events."""
-        fresh = [choice for choice in self._state.queue.fresh() if 0.0 < choice.request.submit.received < before]
-        return self._end([(choice, error) for choice in fresh], failed=False)
+        fresh = self._state.queue.fresh()
+        late = [(choice, error) for choice in fresh if 0.0 < choice.request.submit.received < before]
+        return self._end(late, failed=False)
 
     def who(self, index: int) -> tuple[int, int]:
         """(owner, request id) of the request that has `index` in plans; ids as submitted."""
@@ -389,8 +378,7 @@ class Scheduler:
         granules = tuple(
             group.row(row)[start // group.granule : group.granules(end)].copy() for group in state.space.groups
         )
-        expires = time.monotonic() + source.seconds
-        lease = Lease(row, request.key, start, end, granules, expires, source)
+        lease = Lease(row, request.key, start, end, granules, time.monotonic() + source.seconds, source)
         table.load(row, lease)
         source.begin(lease)
         return True

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmcore.api.bridge import Finish, StepEvents
 from llmcore.api.protocols import Int32, Int64
 from llmcore.kv.slots import RUN_TOKENS
-from llmcore.kv.space import NO_GRANULES, Columns
+from llmcore.kv.space import Columns
 from llmcore.sched.beam_search import Beams, Continuation
 from llmcore.sched.isolation import FailureIsolation
 from llmcore.sched.plan import (
@@ -179,7 +179,7 @@ def _asked(
 def _joined(columns: list[Columns]) -> TableWrites:
     some = [part for part in columns if part[0].size]
     if not some:
-        return TableWrites(NO_GRANULES, NO_GRANULES, NO_GRANULES)
+        return TableWrites(NONE, NONE, NONE)
     index, at, granule = (np.concatenate(parts).astype(np.int32) for parts in zip(*some, strict=True))
     return TableWrites(index, at, granule)
 
@@ -209,8 +209,9 @@ class Results:
         stopping: list[int] = []
         if table.processors:
             at = self._tell(plan, at, result, stopping, failed)
-        scored = result.scores is not None
-        quiet = [row for row in table.probing if scored or table.choice(row).request.pooled is not None]
+        quiet = [
+            row for row in table.probing if result.scores is not None or table.choice(row).request.pooled is not None
+        ]
         beams, at = _parted(plan, at, table.beams)
         prompts, at = _parted(plan, at, quiet)
         events = self._accept(plan, at, result, stopping)
@@ -241,7 +242,8 @@ class Results:
             if processors is None:
                 continue
             for token in result.tokens[_tokens_of(result, at[i : i + 1])[1]].tolist():
-                stopping += [row] if processors.accept(token) else []
+                if processors.accept(token):
+                    stopping.append(row)
             if processors.error is not None:
                 failed.append((table.choice(row), processors.error))
                 self._state.fail(*failed[-1])
@@ -321,10 +323,19 @@ class Results:
                     self._go_on(choice.request, children)
 
     def _answer(self, choice: Choice, beams: Beams, events: dict[int, StepEvents]) -> None:
-        answers = beams.answers()
-        self._state.totals.output_tokens += sum(ended.path.length for ended in answers)
+        """The search of `choice` is over. Its answers are those of the request's choices."""
+        request, logprobs, answers = choice.request, beams.submit.sampling.logprobs, beams.answers()
+        for number, answer in enumerate(answers):
+            path = answer.path.tokens()
+            told = [one.logprob for one in path] if logprobs is not None else []
+            mine, i = _add_row(events, request, number, answer.finish, [one.token for one in path], told)
+            mine.cached[i] = request.cached
+            if logprobs:
+                mine.top[i] = [list(one.top) for one in path]
+            if number == 0:
+                _add_report(mine, i, request)
+            self._state.totals.output_tokens += len(path)
         self._state.estimator.observe(answers[0].path.length)
-        add_answers(events, choice.request, answers, beams.submit.sampling.logprobs)
         self._state.end(choice)
 
     def _go_on(self, request: Request, children: list[Continuation]) -> None:
@@ -352,8 +363,7 @@ class Results:
         for sample, row in zip(at.tolist(), plan.sample_request[at].tolist(), strict=True):
             choice = self._state.table.choice(row)
             request = choice.request
-            mine = _add_row(events, request, choice.number, Finish.STOP)
-            i = len(mine.request) - 1
+            mine, i = _add_row(events, request, choice.number, Finish.STOP)
             mine.cached[i] = request.cached
             if result.scores is not None:
                 mine.scores[i] = result.scores[sample].tolist()
@@ -428,24 +438,8 @@ def add_error(events: dict[int, StepEvents], choice: Choice, error: Reason) -> N
     request = choice.request
     first, count = (choice.number, choice.places) if request.beams is None else (0, request.submit.n)
     for number in range(first, first + count):
-        mine = _add_row(events, request, number, Finish.ERROR)
-        mine.error[len(mine.request) - 1] = error
-
-
-def add_answers(
-    events: dict[int, StepEvents], request: Request, answers: Sequence[Continuation], logprobs: int | None
-) -> None:
-    """The choices of `request`, whose search is over, end with `answers`; `logprobs`: those that its client wants."""
-    for number, ended in enumerate(answers):
-        path = ended.path.tokens()
-        told = [one.logprob for one in path] if logprobs is not None else []
-        mine = _add_row(events, request, number, ended.finish, [one.token for one in path], told)
-        i = len(mine.request) - 1
-        mine.cached[i] = request.cached
-        if logprobs:
-            mine.top[i] = [list(one.top) for one in path]
-        if number == 0:
-            _add_report(mine, i, request)
+        mine, i = _add_row(events, request, number, Finish.ERROR)
+        mine.error[i] = error
 
 
 def _add_row(
@@ -455,8 +449,8 @@ def _add_row(
     finish: Finish,
     tokens: Sequence[int] = (),
     logprobs: Sequence[float] = (),
-) -> StepEvents:
-    """Adds a row for choice `number` to the events of the request's owner, and returns these."""
+) -> tuple[StepEvents, int]:
+    """Adds a row for choice `number` to the events of the request's owner. Returns these, and the row's number."""
     empty = StepEvents(stamp=time.monotonic(), request=[], choice=[], count=[], tokens=[], finish=[])
     mine = events.setdefault(request.owner, empty)
     if logprobs or mine.logprobs:
@@ -467,7 +461,7 @@ def _add_row(
     mine.count.append(len(tokens))
     mine.tokens += tokens
     mine.finish.append(finish)
-    return mine
+    return mine, len(mine.request) - 1
 
 
 def _events(accepted: Accepted, table: RequestTable, result: StepResult) -> StepEvents:

@@ -137,8 +137,7 @@ def _column_bytes(column: Any) -> bytes:
 
 
 def _column(kind: Any, data: Any) -> NDArray[Any]:
-    _, dtype = get_args(kind)
-    return np.frombuffer(data, get_args(dtype)[0])
+    return np.frombuffer(data, get_args(get_args(kind)[1])[0])
 
 
 encode: Callable[[StepPlan], bytes] = msgspec.msgpack.Encoder(enc_hook=_column_bytes).encode

@@ -151,8 +151,7 @@ class Request:
             private=private,
             report=PromptReport(len(submit.prompt) - 1, submit.prompt_top) if submit.prompt_logprobs else None,
         )
-        produced = np.array(submit.produced, np.int32)
-        request.choices[0] = Choice(request, 0, arrival, submit.choices - 1, produced)
+        request.choices[0] = Choice(request, 0, arrival, submit.choices - 1, np.array(submit.produced, np.int32))
         return request
 
 
@@ -242,22 +241,19 @@ class WaitingQueue:
         self.places = 0
         self.tokens = 0
         self._returned: dict[int, Choice] = {}
-        self._fresh: OrderedDict[int, Choice] = OrderedDict()
+        self.fresh: OrderedDict[int, Choice] = OrderedDict()
+        """Those that have not run yet, by arrival, in that order."""
 
     def __len__(self) -> int:
-        return len(self._returned) + len(self._fresh)
+        return len(self._returned) + len(self.fresh)
 
     def __iter__(self) -> Iterator[Choice]:
-        return itertools.chain((self._returned[arrival] for arrival in sorted(self._returned)), self._fresh.values())
+        return itertools.chain((self._returned[arrival] for arrival in sorted(self._returned)), self.fresh.values())
 
     def append(self, choice: Choice) -> None:
         """A new request."""
-        self._fresh[choice.arrival] = choice
+        self.fresh[choice.arrival] = choice
         self._count(choice, 1)
-
-    def fresh(self) -> Iterator[Choice]:
-        """Those that have not run yet, in order of arrival."""
-        return iter(self._fresh.values())
 
     def give_back(self, choice: Choice) -> None:
         """A choice that ran already goes before all that did not."""
@@ -266,7 +262,7 @@ class WaitingQueue:
 
     def remove(self, choice: Choice) -> None:
         """The choice was admitted, or ended. KeyError if it does not wait."""
-        if self._fresh.pop(choice.arrival, None) is None:
+        if self.fresh.pop(choice.arrival, None) is None:
             del self._returned[choice.arrival]
         self._count(choice, -1)
 
@@ -601,7 +597,8 @@ class State:
         table, choice = self.table, self.table.choice(row)
         choice.produced = table.tokens[row, len(choice.request.prompt) : table.known[row]].copy()
         table.end(row)
-        self._give_back(choice)
+        choice.queued_at = self.step
+        self.queue.give_back(choice)
 
     def unplace(self, choice: Choice) -> None:
         """The choice was given a row in this step and does not get to run; it never left the queue."""
@@ -659,8 +656,5 @@ class State:
             self.table.end(member.row)
         request.choices = {0: first}
         first.forks = beams.width - 1
-        self._give_back(first)
-
-    def _give_back(self, choice: Choice) -> None:
-        choice.queued_at = self.step
-        self.queue.give_back(choice)
+        first.queued_at = self.step
+        self.queue.give_back(first)

@@ -173,13 +173,17 @@ class Scheduler:
     def queue_stats(self) -> QueueStats:
         """The queue, and the room that there is now. Slots are those of the first group."""
         queue, group = self._state.queue, self._state.space.groups[0]
-        free = (group.pool.total - group.pool.live) * group.granule
-        return QueueStats(queue.places, queue.tokens, self._state.table.places, free)
+        return QueueStats(
+            choices=queue.places,
+            tokens=queue.tokens,
+            places=self._state.table.places,
+            slots=(group.pool.total - group.pool.live) * group.granule,
+        )
 
     def expire(self, before: float, error: Reason) -> dict[int, StepEvents]:
         """End with `error` the requests that were received before that time and have never run. Returns errors by
         owner, as events."""
-        fresh = self._state.queue.fresh()
+        fresh = self._state.queue.fresh.values()
         late = [(choice, error) for choice in fresh if 0.0 < choice.request.submit.received < before]
         return self._end(late, failed=False)
 
@@ -331,9 +335,12 @@ class Scheduler:
         name = type(self._policy).__name__
         TALLIES.count("plugin_failures", name, "scheduler")
         if not self._distrusted:
-            what = "the scheduling policy %s is overruled: %s; such steps run the oldest requests first instead"
-            log.error(what, name, wrong)
             self._distrusted = True
+            log.error(
+                "the scheduling policy %s is overruled: %s; such steps run the oldest requests first instead",
+                name,
+                wrong,
+            )
         self._passed_over = 0
         return oldest_first(view)
 

@@ -95,19 +95,20 @@ def enqueue(state: State, rows: Int32, n_query: Int32) -> InFlight:
 def _renew(state: State, rows: Int32, parts: list[list[Columns]]) -> list[Admitted]:
     """The device state of those `rows` whose tokens, or whose table rows, the device does not know."""
     table = state.table
-    renewed = rows[np.isin(rows, list(table.renewed))].tolist()
-    moved = [row for row in renewed if table.renewed[row]]
-    for columns, group in zip(parts, state.space.groups, strict=True) if moved else ():
+    planned, moved = np.zeros((2, table.status.size), np.bool_)
+    planned[rows] = True
+    renewed = [row for row in table.renewed if planned[row]]
+    moved[[row for row in renewed if table.renewed.pop(row)]] = True
+    for columns, group in zip(parts, state.space.groups, strict=True):
         # All entries of these rows follow, so none of theirs may stay in other columns.
-        columns[:] = [_without(part, moved) for part in columns] + [group.entries(row) for row in moved]
-    for row in renewed:
-        del table.renewed[row]
+        columns[:] = [_without(part, moved) for part in columns]
+        columns += [group.entries(row) for row in np.flatnonzero(moved).tolist()]
     return [_announce(table, row, int(table.computed[row])) for row in renewed]
 
 
-def _without(columns: Columns, rows: list[int]) -> Columns:
+def _without(columns: Columns, moved: NDArray[np.bool_]) -> Columns:
     row, at, granule = columns
-    others = ~np.isin(row, rows)
+    others = ~moved[row]
     return row[others], at[others], granule[others]
 
 
@@ -195,15 +196,8 @@ class Results:
         """Read a step; returns its events by owner."""
         plan, table = step.plan, self._state.table
         self._state.totals.steps += 1
-        alive = (table.epoch == step.epochs)[plan.request]
         if plan.n_decode < plan.request.size:
-            # Chunks are written. The tokens of the other rows will tell where these began.
-            chunks = np.flatnonzero(alive[plan.n_decode :]) + plan.n_decode
-            table.settle(plan.request[chunks], (plan.start + plan.n_query)[chunks])
-        if result.probed is not None:
-            _note_logprobs(table, plan, alive, result)
-        if result.pooled is not None:
-            _note_hidden(table, plan, alive, result.pooled)
+            self._take_chunks(step, result)
         failed = [] if result.finite.all() else self._isolation.reject(step, result)
         at = np.flatnonzero((table.epoch == step.epochs)[plan.sample_request] & result.finite)
         stopping: list[int] = []
@@ -222,6 +216,17 @@ class Results:
         for choice, error in failed:
             add_error(events, choice, error)
         return events
+
+    def _take_chunks(self, step: InFlight, result: StepResult) -> None:
+        """The chunks of a step are written. The tokens of its other rows will tell where these began."""
+        plan, table = step.plan, self._state.table
+        alive = (table.epoch == step.epochs)[plan.request]
+        chunks = np.flatnonzero(alive[plan.n_decode :]) + plan.n_decode
+        table.settle(plan.request[chunks], (plan.start + plan.n_query)[chunks])
+        if result.probed is not None:
+            _note_logprobs(table, plan, alive, result)
+        if result.pooled is not None:
+            _note_hidden(table, plan, alive, result.pooled)
 
     def _tell(
         self,
@@ -263,8 +268,9 @@ class Results:
         place = table.known[row] + nth
         table.tokens[row, place] = tokens
         produced = place + 1 - table.prompt_len[row]
-        stops = (table.stops[row] == tokens[:, None]).any(axis=1)
-        for i in np.flatnonzero(table.stops[row, -1] != NO_TOKEN):
+        stop_ids = table.stops[row]
+        stops = (stop_ids == tokens[:, None]).any(axis=1)
+        for i in np.flatnonzero(stop_ids[:, -1] != NO_TOKEN):
             stops[i] = int(tokens[i]) in table.choice(int(row[i])).request.submit.stop_ids
         stops &= produced > table.min_new[row]
         if stopping:
@@ -406,7 +412,7 @@ class Accepted:
 
     def part(self, mine: NDArray[np.bool_]) -> Accepted:
         """The part of some rows."""
-        some, counts = mine[self.of], np.broadcast_to(self.counts, self.rows.size)[mine]
+        some, counts = mine[self.of], np.full(self.rows.size, self.counts)[mine]
         return Accepted(self.rows[mine], self.tokens[some], self.finish[mine], self.which[some], counts)
 
 
@@ -470,7 +476,7 @@ def _events(accepted: Accepted, table: RequestTable, result: StepResult) -> Step
         stamp=time.monotonic(),
         request=table.request[rows].tolist(),
         choice=table.number[rows].tolist(),
-        count=np.broadcast_to(accepted.counts, rows.size).tolist(),
+        count=np.full(rows.size, accepted.counts).tolist(),
         tokens=accepted.tokens.tolist(),
         finish=accepted.finish.tolist(),
     )

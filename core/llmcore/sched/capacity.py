@@ -161,8 +161,7 @@ class Capacity:
             own = np.append(own, np.full(len(places), int(table.prompt_len[rows[i]] % group.granule > 0)))
             steps = np.append(steps, np.full(len(places), steps[i]))
             rows = np.append(rows, places)
-        columns = np.array([rows, own, steps], np.int32)
-        peak = FuturePeak.of(columns[0], columns[1], columns[2], group.sharing.total)
+        peak = FuturePeak.of(rows.astype(np.int32), own.astype(np.int32), steps.astype(np.int32), group.sharing.total)
         for row in table.leases:
             peak = peak.hold(self._final(group, table.choice(row), int(table.foreseen[row])))
         return peak

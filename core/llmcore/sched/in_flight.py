@@ -242,10 +242,9 @@ class Results:
         `failed`.
         """
         table, fine = self._state.table, np.ones(at.size, np.bool_)
-        for i, row in enumerate(plan.sample_request[at].tolist()):
-            processors = table.processors.get(row)
-            if processors is None:
-                continue
+        sampled = enumerate(plan.sample_request[at].tolist())
+        for i, row in [(i, row) for i, row in sampled if row in table.processors]:
+            processors = table.processors[row]
             for token in result.tokens[_tokens_of(result, at[i : i + 1])[1]].tolist():
                 if processors.accept(token):
                     stopping.append(row)

@@ -63,8 +63,7 @@ class FailureIsolation:
         for step in discarded:
             rows = np.unique(np.append(step.plan.request, step.plan.sample_request))
             rows = rows[table.epoch[rows] == step.epochs[rows]]
-            wrote = zip(rows.tolist(), table.settled[rows].tolist(), strict=True)
-            for row, valid in (*self._uncached(step), *wrote):
+            for row, valid in (*self._uncached(step), *zip(rows.tolist(), table.settled[rows].tolist(), strict=True)):
                 lost[row] = min(valid, lost.get(row, valid))
             accused = [table.choice(row) for row in rows.tolist()]
         self._recompute(lost)
@@ -109,9 +108,9 @@ class FailureIsolation:
 
     def _retract(self, row: int, start: int, spared: Int32) -> None:
         """Take the KV of `row` from token `start` on out of the cache; those that took it, but `spared`, recompute."""
-        state, table = self._state, self._state.table
+        table, salt = self._state.table, self._state.table.choice(row).request.submit.salt
         content = table.content(row, int(table.known[row]))
-        takers = state.space.remove(table.choice(row).request.submit.salt, content, start, table.holding())
+        takers = self._state.space.remove(salt, content, start, table.holding())
         self._recompute(dict.fromkeys(np.setdiff1d(takers, spared).tolist(), start))
 
     def _uncached(self, step: InFlight) -> Iterator[tuple[int, int]]:

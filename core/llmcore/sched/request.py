@@ -628,8 +628,12 @@ class State:
             logger.info("request %s asked for what cannot be done", choice.name)
         else:
             self.totals.failed_requests += 1
-            cause = None if choice.processors is None else choice.processors.cause
-            logger.error("request %s ended with an error: %s", choice.name, error[1], exc_info=cause)
+            logger.error(
+                "request %s ended with an error: %s",
+                choice.name,
+                error[1],
+                exc_info=None if choice.processors is None else choice.processors.cause,
+            )
         self.end(choice, valid)
 
     def _let_go(self, row: int, valid: int | None = None) -> None:

@@ -195,9 +195,8 @@ class Scheduler:
         """A snapshot: requests, the first group's slots in tokens, the future peak as last foreseen, and totals."""
         state = self._state
         group = state.space.groups[0]
-        running = int(np.count_nonzero(state.table.status > RESERVED))
         return Load(
-            running=running,
+            running=int(np.count_nonzero(state.table.status > RESERVED)),
             waiting=len(state.queue),
             waiting_tokens=state.queue.tokens,
             kv_live=group.pool.live * group.granule,

@@ -158,7 +158,7 @@ STOPS = (
             Stop("Results.take", leaves="_events(accepted)"),
             Stop("RequestTable.accept"),
             Stop("Workers.post"),
-            Stop("Release.end", leaves="KVSpace.release(row)"),
+            Stop("State.end", leaves="KVSpace.release(row)"),
         ),
     ),
     Section(

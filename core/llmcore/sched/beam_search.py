@@ -8,7 +8,7 @@ search is over, so it may start again from the prompt at any time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -45,28 +45,25 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """An answer that is complete; `score` is what it is compared by."""
-
-    score: np.float32
-    path: Path
-    finish: Finish
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A running beam goes on: beam `parent` with one more token, the last one of `path`, at this `score`."""
+class Continuation:
+    """Beam `parent` with one more token, the last one of `path`: it goes on, or it ends with `finish`."""
 
     parent: int
-    score: np.float32
     path: Path
+    finish: Finish
+    score: np.float32
+    """The sum of its log-probabilities. An answer's is divided by its length to the power of the penalty."""
+
+
+def considered(submit: Submit) -> int:
+    """The number of best continuations over all beams that are looked at, so that enough go on when others end."""
+    assert submit.beams is not None
+    return max(2, 1 + len(submit.stop_ids)) * submit.beams.width
 
 
 def candidates(submit: Submit) -> int:
-    """The number of best next tokens of a beam that the search needs, so that enough go on when others end."""
-    assert submit.beams is not None
-    stops = len(submit.stop_ids)
-    needed = max(2, 1 + stops) * submit.beams.width + (stops if submit.min_new_tokens > 0 else 0)
+    """The number of best next tokens of a beam that the search needs."""
+    needed = considered(submit) + (len(submit.stop_ids) if submit.min_new_tokens > 0 else 0)
     return max(needed, submit.sampling.logprobs or 0)
 
 
@@ -122,79 +119,65 @@ class Beams:
     def __init__(self, submit: Submit) -> None:
         assert submit.beams is not None
         self.submit = submit
+        self.width = submit.beams.width
+        """Beams that run side by side."""
         self._search = submit.beams
         self._stops = frozenset(submit.stop_ids)
-        self._keep = max(2, 1 + len(submit.stop_ids)) * self._search.width
         self.restart()
-
-    @property
-    def width(self) -> int:
-        """Beams that run side by side."""
-        return self._search.width
 
     def restart(self) -> None:
         """Forget everything behind the prompt."""
         self._scores = [np.float32(0.0)]
         self._paths: list[Path | None] = [None]
         self._heard: dict[int, tuple[Int32, Float32]] = {}
-        self._ended: list[Ended] = []
+        self._ended: list[Continuation] = []
 
     def hear(self, beam: int, ids: Int32, logprobs: Float32) -> bool:
         """The best next tokens of a beam, best first; whether all beams' are there now."""
         self._heard[beam] = ids, logprobs
         return len(self._heard) == len(self._paths)
 
-    def choose(self) -> list[Child] | None:
+    def choose(self) -> list[Continuation] | None:
         """The continuation of each place, by its number; None if the search is over."""
         best = self._best()
         self._heard = {}
         length = best[0].path.length
-        running: list[Child] = []
-        for rank, child in enumerate(best):
-            finish = self._finish(child.path)
-            if finish is Finish.RUNNING:
-                running.append(child)
-            elif rank < self.width:
-                score = child.score / np.float32(length**self._search.length_penalty)
-                self._ended.append(Ended(score, child.path, finish))
+        running = [one for one in best if one.finish is Finish.RUNNING][: self.width]
+        for one in best[: self.width]:
+            if one.finish is not Finish.RUNNING:
+                score = one.score / np.float32(length**self._search.length_penalty)
+                self._ended.append(replace(one, score=score))
         self._ended = sorted(self._ended, key=lambda ended: -ended.score)[: self.width]
-        running = running[: self.width]
         if not running or not self._improvable(running[0].score, length):
             return None
         placed = self._placed(running)
-        self._scores = [child.score for child in placed]
-        self._paths = [child.path for child in placed]
+        self._scores = [one.score for one in placed]
+        self._paths = [one.path for one in placed]
         return placed
 
-    def answers(self) -> list[Ended]:
+    def answers(self) -> list[Continuation]:
         """The `n` best, best first."""
         return self._ended[: self.submit.n]
 
-    def _best(self) -> list[Child]:
+    def _best(self) -> list[Continuation]:
         """The best continuations over all beams, best first."""
+        produced = 0 if self._paths[0] is None else self._paths[0].length  # all beams are of one length
+        barred = self._stops if produced < self.submit.min_new_tokens else ()
         found: list[tuple[np.float32, int, int]] = []
-        for beam, (_, logprobs) in sorted(self._heard.items()):
-            scores = self._scores[beam] + logprobs
-            found += [(score, beam, i) for i, score in enumerate(scores) if not self._masked(beam, i)]
+        for beam, (ids, logprobs) in sorted(self._heard.items()):
+            scores = zip(ids.tolist(), self._scores[beam] + logprobs, strict=True)
+            found += [(score, beam, i) for i, (token, score) in enumerate(scores) if token not in barred]
         found.sort(key=lambda one: -one[0])
-        return [self._child(*one) for one in found[: self._keep]]
+        return [self._continuation(*one) for one in found[: considered(self.submit)]]
 
-    def _child(self, score: np.float32, beam: int, i: int) -> Child:
+    def _continuation(self, score: np.float32, beam: int, i: int) -> Continuation:
         ids, logprobs = self._heard[beam]
         before, tops = self._paths[beam], self.submit.sampling.logprobs or 0
         top = tuple(zip(ids[:tops].tolist(), logprobs[:tops].tolist(), strict=True))
         length = 1 if before is None else before.length + 1
-        return Child(beam, score, Path(before, int(ids[i]), float(logprobs[i]), top, length))
-
-    def _masked(self, beam: int, i: int) -> bool:
-        before = self._paths[beam]
-        produced = 0 if before is None else before.length
-        return produced < self.submit.min_new_tokens and int(self._heard[beam][0][i]) in self._stops
-
-    def _finish(self, path: Path) -> Finish:
-        if path.token in self._stops:
-            return Finish.STOP
-        return Finish.LENGTH if path.length >= self.submit.max_new_tokens else Finish.RUNNING
+        path = Path(before, int(ids[i]), float(logprobs[i]), top, length)
+        limit = Finish.LENGTH if length >= self.submit.max_new_tokens else Finish.RUNNING
+        return Continuation(beam, path, Finish.STOP if path.token in self._stops else limit, score)
 
     def _improvable(self, best: np.float32, length: int) -> bool:
         """True if a running beam might become better than the worst of the ended ones that are kept."""
@@ -207,13 +190,13 @@ class Beams:
             length = self.submit.max_new_tokens
         return bool(best / np.float32(length**penalty) > self._ended[-1].score)
 
-    def _placed(self, running: list[Child]) -> list[Child]:
-        """By place: the best child of a beam stays in its parent's place. The others take the free places."""
-        places: list[Child | None] = [None] * self.width
-        others: list[Child] = []
-        for child in running:
-            if places[child.parent] is None:
-                places[child.parent] = child
+    def _placed(self, running: list[Continuation]) -> list[Continuation]:
+        """By place: the best one of a beam stays in its parent's place. The others take the free places."""
+        places: list[Continuation | None] = [None] * self.width
+        others: list[Continuation] = []
+        for one in running:
+            if places[one.parent] is None:
+                places[one.parent] = one
             else:
-                others.append(child)
-        return [others.pop(0) if child is None else child for child in places]
+                others.append(one)
+        return [others.pop(0) if one is None else one for one in places]

@@ -11,7 +11,7 @@ from llmcore.api.bridge import Submit
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.api.protocols import Int32, Int64, SchedulerLimits
 from llmcore.kv.space import Hit, KVGroup, KVSpace
-from llmcore.sched.request import Choice, State
+from llmcore.sched.request import NO_TOKEN, Choice, State
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,6 @@ class FuturePeak:
         given = np.bincount(owners, minlength=int(self.row.max(initial=-1)) + 1)[self.row]
         return FuturePeak(self.row, (self.own - given).astype(np.int32), self.growth, self.shared + owners.size)
 
-    def ahead(self, slots: Int32) -> FuturePeak:
-        """Request i holds `slots[row[i]]` more already, and may still grow as much."""
-        return FuturePeak(self.row, self.own + slots[self.row], self.growth, self.shared)
-
     def hold(self, slots: int) -> FuturePeak:
         """With `slots` more that are held all the time."""
         return FuturePeak(self.row, self.own, self.growth, self.shared + slots)
@@ -69,47 +65,6 @@ class FuturePeak:
         )
 
 
-@dataclass(frozen=True)
-class PromptPace:
-    """The most steps that a prompt takes: `factor` for every `tokens` tokens, after the prompts before it."""
-
-    tokens: int
-    factor: int
-
-    @staticmethod
-    def of(limits: SchedulerLimits, granule: int) -> PromptPace:
-        """Chunks share a step with every other running request's decode row; a whole prompt may wait a step."""
-        if not limits.chunked:
-            return PromptPace(limits.batch_tokens, 2)
-        left = min(limits.batch_tokens - (limits.max_running - 1), limits.stall_tokens or limits.batch_tokens)
-        return PromptPace(max(min(limits.chunk_tokens, left) // granule * granule, granule), 1)
-
-    def steps(self, tokens: Int32) -> Int32:
-        """Steps until each of several prompts, computed one after the other, is done."""
-        steps: Int32 = np.cumsum(self.factor * -(-tokens // self.tokens)).astype(np.int32)
-        return steps
-
-
-class Lengths:
-    """The expected lengths of answers, at one moment."""
-
-    def __init__(self, state: State) -> None:
-        self._estimator = state.estimator
-        self._used = max(group.pool.live / group.pool.total for group in state.space.groups)
-
-    def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_]) -> Int32:
-        """Tokens in all of requests that have `produced` tokens."""
-        totals = self._estimator.totals(produced, max_new, ignore_eos, self._used)
-        clipped: Int32 = np.minimum(np.maximum(totals, np.minimum(produced + 1, max_new)), max_new)
-        return clipped
-
-    def of(self, choice: Choice) -> int:
-        """Tokens in all of one that does not run."""
-        submit = choice.request.submit
-        produced, max_new = np.array([[choice.produced.size], [submit.max_new_tokens]], np.int32)
-        return int(self.totals(produced, max_new, np.array([not submit.stop_ids]))[0])
-
-
 class Capacity:
     """Sees ahead from one moment: `fits` adds a request to what runs if the peak allows it in every group.
 
@@ -120,42 +75,41 @@ class Capacity:
 
     def __init__(self, state: State, *, ask: bool = True) -> None:
         """`ask`: ask the estimator about all that runs; otherwise its last answers are used."""
-        table, space = state.table, state.space
-        self._table = table
-        self._space = space
-        self._pace = PromptPace.of(state.limits, space.granule)
-        self._ahead = state.ahead
-        self._lengths = Lengths(state)
+        table = state.table
+        self._state = state
+        self._used = max(group.pool.live / group.pool.total for group in state.space.groups)
         rows = table.running()
+        produced, max_new = table.length[rows] - table.prompt_len[rows], table.max_new[rows]
         if ask and rows.size:
-            produced = table.length[rows] - table.prompt_len[rows]
-            table.foresee(rows, self._lengths.totals(produced, table.max_new[rows], table.no_stop[rows]))
-        rest = table.length[rows] - table.computed[rows]
-        prompts = table.computed[rows] < table.prefill[rows]
+            table.foresee(rows, self._totals(produced, max_new, table.stops[rows, 0] == NO_TOKEN))
         steps = np.ones(rows.size, np.int32)
-        steps[prompts] = self._pace.steps(rest[prompts])
-        self._queue_steps = int(steps[prompts][-1]) if prompts.any() else 0
-        produced = table.length[rows] - table.prompt_len[rows]
-        foreseen = np.maximum(table.foreseen[rows], np.minimum(produced + 1, table.max_new[rows]))
+        prompts = np.flatnonzero(table.computed[rows] < table.prefill[rows])
+        steps[prompts] = self._prompt_steps((table.length[rows] - table.computed[rows])[prompts])
+        self._queue_steps = int(steps[prompts].max(initial=0))
+        foreseen = np.maximum(table.foreseen[rows], np.minimum(produced + 1, max_new))
         # A length that is an upper bound counts as held, and the request may yet grow from the tokens that are known.
         length = table.known[rows] if state.drafts else table.length[rows]
-        growth = np.maximum(steps + table.prompt_len[rows] + foreseen - 1 - length, 0) + self._ahead
-        self._peaks = [self._peak_of(group, rows, growth) for group in space.groups]
+        growth = np.maximum(steps + table.prompt_len[rows] + foreseen - 1 - length, 0) + state.ahead
+        self._peaks = [self._peak_of(group, rows, growth) for group in state.space.groups]
 
     @property
     def peak(self) -> int:
         """The future peak of the first group, in tokens."""
-        return self._peaks[0].peak * self._space.groups[0].granule
+        return self._peaks[0].peak * self._state.space.groups[0].granule
 
-    def fits(self, choice: Choice, hit: Hit) -> bool:
-        """True if `choice`, started with `hit`, fits; then it counts from now on, in the rows it will get next."""
-        foreseen = self._lengths.of(choice)
-        rest = np.array([choice.size - hit.tokens], np.int32)
-        steps = self._queue_steps + int(self._pace.steps(rest)[0])
-        growth = steps + len(choice.request.prompt) + foreseen - 1 - choice.size + self._ahead
-        rows = self._table.peek(choice.places)
+    def fits(self, choice: Choice, hit: Hit, *, alone: bool) -> bool:
+        """True if `choice`, started with `hit`, fits; then it counts from now on, in the rows it will get next.
+
+        `alone`: no other request holds KV. Then it always fits, for `check_submit` has seen that it can be served.
+        """
+        table, groups, submit = self._state.table, self._state.space.groups, choice.request.submit
+        rows = table.peek(choice.places)
+        produced, max_new = np.array([[choice.produced.size], [submit.max_new_tokens]], np.int32)
+        foreseen = int(self._totals(produced, max_new, np.array([not submit.stop_ids]))[0])
+        steps = self._queue_steps + int(self._prompt_steps(np.array([choice.size - hit.tokens], np.int32))[0])
+        growth = steps + len(choice.request.prompt) + foreseen - 1 - choice.size + self._state.ahead
         peaks = []
-        for group, peak, granules in zip(self._space.groups, self._peaks, hit.granules, strict=True):
+        for group, peak, granules in zip(groups, self._peaks, hit.granules, strict=True):
             if choice.request.given(hit.tokens) > hit.tokens:
                 peaks.append(peak.hold(self._final(group, choice, foreseen)))
                 continue
@@ -163,36 +117,51 @@ class Capacity:
             own[0] = group.granules(choice.size - 1) - int(np.count_nonzero(group.pool.in_use(granules)))
             owners = group.sharing.owners(group.sharing.newly_shared(granules))
             peaks.append(peak.share(owners).add(rows, own, group.granules(growth)))
-        if any(peak.peak > group.pool.total for group, peak in zip(self._space.groups, peaks, strict=True)):
+        if not alone and any(peak.peak > group.pool.total for group, peak in zip(groups, peaks, strict=True)):
             return False
         self._peaks = peaks
         self._queue_steps = steps
-        self._table.foresee(rows[:1], foreseen)
+        table.foresee(rows[:1], foreseen)
         return True
 
     def holds(self, rows: Int32, more: Int32) -> bool:
         """True if all that runs still fits when `rows` take the slots of `more` tokens each ahead of time."""
-        ahead = np.zeros(self._table.length.size, np.int32)
+        ahead = np.zeros(self._state.table.length.size, np.int32)
         ahead[rows] = more
         return all(
-            peak.ahead(group.granules_of(ahead)).peak <= group.pool.total
-            for group, peak in zip(self._space.groups, self._peaks, strict=True)
+            replace(peak, own=peak.own + group.granules_of(ahead)[peak.row]).peak <= group.pool.total
+            for group, peak in zip(self._state.space.groups, self._peaks, strict=True)
         )
 
+    def _totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_]) -> Int32:
+        """The expected lengths of answers that have `produced` tokens."""
+        totals = self._state.estimator.totals(produced, max_new, ignore_eos, self._used)
+        clipped: Int32 = np.minimum(np.maximum(totals, np.minimum(produced + 1, max_new)), max_new)
+        return clipped
+
+    def _prompt_steps(self, tokens: Int32) -> Int32:
+        """The most steps until each of several prompts, computed one after the other, is done.
+
+        Chunks share a step with every other running request's decode row; a whole prompt may wait a step.
+        """
+        limits, granule = self._state.limits, self._state.space.granule
+        left = min(limits.batch_tokens - (limits.max_running - 1), limits.stall_tokens or limits.batch_tokens)
+        chunk = max(min(limits.chunk_tokens, left) // granule * granule, granule)
+        each = -(-tokens // chunk) if limits.chunked else 2 * -(-tokens // limits.batch_tokens)
+        steps: Int32 = np.cumsum(each).astype(np.int32)
+        return steps
+
     def _peak_of(self, group: KVGroup, rows: Int32, growth: Int32) -> FuturePeak:
-        table = self._table
+        table, space = self._state.table, self._state.space
         own = group.granules_of(table.length[rows] - 1) - group.sharing.per_row[rows]
-        own += self._space.pending_copies(group, rows, table.computed[rows])
+        own += space.pending_copies(group, rows, table.computed[rows])
         steps = group.granules_of(growth)
-        forking = np.flatnonzero(table.forks[rows])
-        if forking.size:
-            places = np.concatenate([table.choice(int(rows[i])).reserved for i in forking]).astype(np.int32)
-            counts = table.forks[rows[forking]]
-            partial = (table.prompt_len[rows[forking]] % group.granule > 0).astype(np.int32)
-            own = np.concatenate([own, np.repeat(partial, counts)])
-            steps = np.concatenate([steps, np.repeat(steps[forking], counts)])
-            rows = np.concatenate([rows, places])
-        peak = FuturePeak.of(rows, own.astype(np.int32), steps.astype(np.int32), group.sharing.total)
+        for i in np.flatnonzero(np.isin(rows, [*table.forking])) if table.forking else ():
+            places = table.forking[int(rows[i])]
+            own = np.append(own, np.full(len(places), int(table.prompt_len[rows[i]] % group.granule > 0)))
+            steps = np.append(steps, np.full(len(places), steps[i]))
+            rows = np.append(rows, places)
+        peak = FuturePeak.of(rows.astype(np.int32), own.astype(np.int32), steps.astype(np.int32), group.sharing.total)
         for row in table.leases:
             peak = peak.hold(self._final(group, table.choice(row), int(table.foreseen[row])))
         return peak
@@ -200,7 +169,7 @@ class Capacity:
     def _final(self, group: KVGroup, choice: Choice, foreseen: int) -> int:
         """The granules of a choice and its forks when they end."""
         prompt = len(choice.request.prompt)
-        each = group.granules(prompt + foreseen - 1 + self._ahead)
+        each = group.granules(prompt + foreseen - 1 + self._state.ahead)
         return each + choice.forks * (each - prompt // group.granule)
 
 

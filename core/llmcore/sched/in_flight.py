@@ -6,9 +6,8 @@ The tokens of a step that was read are counted, choices end, and events tell the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,9 @@ from numpy.typing import NDArray
 from llmcore.api.bridge import Finish, StepEvents
 from llmcore.api.protocols import Int32, Int64
 from llmcore.kv.slots import RUN_TOKENS
-from llmcore.kv.space import NO_GRANULES, Columns
-from llmcore.sched.beam_search import Beams, Child, Ended
+from llmcore.kv.space import Columns
+from llmcore.sched.beam_search import Beams, Continuation
+from llmcore.sched.isolation import FailureIsolation
 from llmcore.sched.plan import (
     NONE,
     Admitted,
@@ -32,13 +32,12 @@ from llmcore.sched.plan import (
     frame_of,
 )
 from llmcore.sched.processors import Reason
-from llmcore.sched.release import NOT_FINITE, FailureIsolation, Release
-from llmcore.sched.request import LEAVING, RUNNING, Choice, Request, RequestTable, State
+from llmcore.sched.request import LEAVING, NO_TOKEN, RUNNING, Choice, Request, RequestTable, State
 
 STOP, LENGTH = int(Finish.STOP), int(Finish.LENGTH)
 
 
-def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice]) -> InFlight:
+def enqueue(state: State, rows: Int32, n_query: Int32) -> InFlight:
     """Make the plan of a step in which `rows` compute `n_query` tokens each; slots have been secured.
 
     From here on these tokens count as computed, and the most that a row can give as part of its sequence, before
@@ -46,34 +45,27 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice])
     """
     table, space = state.table, state.space
     decodes = table.computed[rows] >= table.prefill[rows]
-    if not decodes.all() or (state.drafts and (n_query != n_query[0]).any()):
+    steady = bool(decodes.all())
+    if not steady or (state.drafts and (n_query != n_query[0]).any()):
         order = np.lexsort((table.arrival[rows], n_query, ~decodes))
         rows, n_query, decodes = rows[order], n_query[order], decodes[order]
     starts = table.computed[rows]
     ends = starts + n_query
     writes, copies = space.unshare(rows, starts)
-    parts = [[columns] for columns in writes]
-    for group, columns in zip(space.groups, parts, strict=True):
-        columns.append(group.grow(rows, ends, table.limit[rows]))
-    admitted = [_admit(state, choice, parts) for choice in placed]
-    if table.renewed:
-        admitted += _renew(state, rows, parts)
-    sample_row = table.enqueue(rows, ends).astype(np.int32)
+    parts = [
+        [columns, group.grow(rows, ends, table.limit[rows])]
+        for group, columns in zip(space.groups, writes, strict=True)
+    ]
+    admitted = _renew(state, rows, parts) if table.renewed else []
+    sample_row = table.enqueue(rows, ends, n_query if steady else np.where(decodes, n_query, 1).astype(np.int32))
     sample_request = rows[sample_row]
-    entered = [] if decodes.all() else _enter(state, rows[~decodes])
-    forking = np.flatnonzero(table.forks[sample_request])
-    if table.beams:
-        # the first tokens of a search are chosen before it has beams to fork into
-        forking = forking[~np.isin(sample_request[forking], list(table.beams))]
-    if forking.size:
-        born = [_fork(state, int(row), admitted, parts) for row in sample_request[forking]]
-        sample_row = np.concatenate([sample_row, np.repeat(sample_row[forking], [len(b) for b in born])])
-        sample_request = np.concatenate([sample_request, *born])
-    n_decode = int(np.count_nonzero(decodes))
-    most: Int32 | int = 1
-    if state.drafts:
-        most = np.where(sample_row < n_decode, n_query[sample_row], 1)
-    table.sample(sample_request, most)
+    entered = [] if steady else _enter(state, rows[~decodes])
+    # The first tokens of a search are chosen before it has beams to fork into.
+    forking = [row for row in table.forking if row not in table.beams]
+    for s in np.flatnonzero(np.isin(sample_request, forking)) if forking else ():
+        twins = _fork(state, int(sample_request[s]), admitted, parts)
+        sample_row = np.append(sample_row, np.full(twins.size, sample_row[s]))
+        sample_request = np.append(sample_request, twins)
     want = np.zeros(rows.size, np.uint8)
     want[sample_row] = Want.SAMPLE
     probes, pools = _asked(table, rows, starts, ends, want) if table.probing else ([], [])
@@ -85,7 +77,7 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice])
         start=starts,
         reserve=n_query if not state.drafts else np.where(decodes, ends - table.settled[rows], n_query),
         want=want,
-        n_decode=n_decode,
+        n_decode=int(np.count_nonzero(decodes)),
         sample_row=sample_row,
         sample_request=sample_request,
         late=np.flatnonzero(np.isin(sample_request, late)).astype(np.int32) if late else NONE,
@@ -97,42 +89,35 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice])
     )
     if state.graph_rows:
         plan.frame = frame_of(plan, state.graph_rows)
-    return InFlight(plan, table.epoch[rows], table.epoch[sample_request], entered)
-
-
-def _admit(state: State, choice: Choice, parts: list[list[Columns]]) -> Admitted:
-    start = int(state.table.taken[choice.row])
-    for columns, entries in zip(parts, state.space.entries(choice.row, start), strict=True):
-        columns.append(entries)
-    return _announce(choice, choice.tokens(), start)
+    return InFlight(plan, table.epoch.copy(), entered)
 
 
 def _renew(state: State, rows: Int32, parts: list[list[Columns]]) -> list[Admitted]:
     """The device state of those `rows` whose tokens, or whose table rows, the device does not know."""
     table = state.table
-    admitted = []
-    moved = [row for row in rows.tolist() if table.renewed.get(row)]
-    for columns, group in zip(parts, state.space.groups, strict=True) if moved else ():
+    planned, moved = np.zeros((2, table.status.size), np.bool_)
+    planned[rows] = True
+    renewed = [row for row in table.renewed if planned[row]]
+    moved[[row for row in renewed if table.renewed.pop(row)]] = True
+    for columns, group in zip(parts, state.space.groups, strict=True):
         # All entries of these rows follow, so none of theirs may stay in other columns.
-        columns[:] = [_without(part, moved) for part in columns] + [group.entries(row) for row in moved]
-    for row in rows[np.isin(rows, list(table.renewed))].tolist():
-        del table.renewed[row]
-        tokens = table.tokens[row, : int(table.known[row])].copy()
-        admitted.append(_announce(table.choice(row), tokens, int(table.computed[row])))
-    return admitted
+        columns[:] = [_without(part, moved) for part in columns]
+        columns += [group.entries(row) for row in np.flatnonzero(moved).tolist()]
+    return [_announce(table, row, int(table.computed[row])) for row in renewed]
 
 
-def _without(columns: Columns, rows: list[int]) -> Columns:
+def _without(columns: Columns, moved: NDArray[np.bool_]) -> Columns:
     row, at, granule = columns
-    others = ~np.isin(row, rows)
+    others = ~moved[row]
     return row[others], at[others], granule[others]
 
 
-def _announce(choice: Choice, tokens: Int32, start: int, fork_of: int = -1) -> Admitted:
+def _announce(table: RequestTable, row: int, start: int, fork_of: int = -1) -> Admitted:
+    choice = table.choice(row)
     submit = choice.request.submit
     return Admitted(
-        index=choice.row,
-        tokens=tokens,
+        index=row,
+        tokens=table.tokens[row, : int(table.known[row])].copy(),
         prompt_len=len(choice.request.prompt),
         start=start,
         sampling=submit.sampling,
@@ -146,28 +131,27 @@ def _announce(choice: Choice, tokens: Int32, start: int, fork_of: int = -1) -> A
 
 def _fork(state: State, row: int, admitted: list[Admitted], parts: list[list[Columns]]) -> Int32:
     """Let the choices that share the prompt in `row` run; returns their rows."""
-    choice = state.table.choice(row)
-    prompt = choice.request.prompt.ids
-    twins = state.table.fork(choice)
+    size = int(state.table.prompt_len[row])
+    twins = [twin.row for twin in state.table.fork(state.table.choice(row))]
     for twin in twins:
-        state.space.fork(row, twin.row, prompt.size)
-        for columns, entries in zip(parts, state.space.entries(twin.row, prompt.size), strict=True):
+        state.space.fork(row, twin, size)
+        for columns, entries in zip(parts, state.space.entries(twin, size), strict=True):
             columns.append(entries)
-        admitted.append(_announce(twin, prompt, prompt.size, fork_of=row))
-    return np.array([twin.row for twin in twins], np.int32)
+        admitted.append(_announce(state.table, twin, size, fork_of=row))
+    return np.array(twins, np.int32)
 
 
 def _enter(state: State, rows: Int32) -> list[Entered]:
     """Offer the prompts of `rows`, as far as they are computed now, to the prefix cache."""
     table, space = state.table, state.space
-    entered = []
+    entered: list[Entered] = []
     for row in rows.tolist() if space.caching else ():
         content = table.content(row, space.floor(int(table.computed[row])))
         salt = table.choice(row).request.submit.salt
         start = space.enter(salt, content, row)
         if start is not None:
             table.enter(row, content.size)
-            entered.append(Entered(salt, content, start))
+            entered.append((salt, content, start))
     return entered
 
 
@@ -196,7 +180,7 @@ def _asked(
 def _joined(columns: list[Columns]) -> TableWrites:
     some = [part for part in columns if part[0].size]
     if not some:
-        return TableWrites(NO_GRANULES, NO_GRANULES, NO_GRANULES)
+        return TableWrites(NONE, NONE, NONE)
     index, at, granule = (np.concatenate(parts).astype(np.int32) for parts in zip(*some, strict=True))
     return TableWrites(index, at, granule)
 
@@ -204,113 +188,109 @@ def _joined(columns: list[Columns]) -> TableWrites:
 class Results:
     """Counts tokens, ends choices that are done or broken, and sends preempted ones back to the queue."""
 
-    def __init__(self, state: State, release: Release, isolation: FailureIsolation) -> None:
+    def __init__(self, state: State, isolation: FailureIsolation) -> None:
         self._state = state
-        self._release = release
         self._isolation = isolation
 
-    def take(self, step: InFlight, result: StepResult) -> tuple[Int32, dict[int, StepEvents]]:
-        """The rows that a token was counted for, and the events of the step by owner."""
+    def take(self, step: InFlight, result: StepResult) -> dict[int, StepEvents]:
+        """Read a step; returns its events by owner."""
         plan, table = step.plan, self._state.table
-        stamp = time.monotonic()
         self._state.totals.steps += 1
         if plan.n_decode < plan.request.size:
-            self._settle(step)
-        if plan.probes or plan.pools:
-            _note(table, plan, table.epoch[plan.request] == step.row_epoch, result)
-        rejected = self._isolation.reject(step, result) if not result.finite.all() else []
-        at = np.flatnonzero((table.epoch[plan.sample_request] == step.sample_epoch) & result.finite)
+            self._take_chunks(step, result)
+        failed = [] if result.finite.all() else self._isolation.reject(step, result)
+        at = np.flatnonzero((table.epoch == step.epochs)[plan.sample_request] & result.finite)
+        stopping: list[int] = []
         if table.processors:
-            at, ends, failed = self._tell(at, plan.sample_request[at], result)
-        else:
-            ends, failed = None, []
-        beams = at[:0]
-        if table.beams:
-            searched = np.isin(plan.sample_request[at], list(table.beams))
-            beams, at = at[searched], at[~searched]
-            ends = None if ends is None else ends[~searched]
-        rows, events = self._accept(plan, at, result, stamp, ends)
+            at = self._tell(plan, at, result, stopping, failed)
+        quiet = [
+            row for row in table.probing if result.scores is not None or table.choice(row).request.pooled is not None
+        ]
+        beams, at = _parted(plan, at, table.beams)
+        prompts, at = _parted(plan, at, quiet)
+        events = self._accept(plan, at, result, stopping)
         if beams.size:
-            self._hear(plan.sample_request[beams], beams, result, events, stamp)
-        add_errors(events, rejected, NOT_FINITE, stamp)
+            self._hear(plan, beams, result, events)
+        if prompts.size:
+            self._answer_prompts(plan, prompts, result, events)
         for choice, error in failed:
-            add_errors(events, [choice], error, stamp)
-        return rows, events
+            add_error(events, choice, error)
+        return events
 
-    def _settle(self, step: InFlight) -> None:
-        """The chunks of a step that was read are written. The tokens of its other rows will tell where these began."""
-        plan, table, chunks = step.plan, self._state.table, slice(step.plan.n_decode, None)
-        alive = table.epoch[plan.request[chunks]] == step.row_epoch[chunks]
-        table.settle(plan.request[chunks][alive], (plan.start[chunks] + plan.n_query[chunks])[alive])
+    def _take_chunks(self, step: InFlight, result: StepResult) -> None:
+        """The chunks of a step are written. The tokens of its other rows will tell where these began."""
+        plan, table = step.plan, self._state.table
+        alive = (table.epoch == step.epochs)[plan.request]
+        chunks = np.flatnonzero(alive[plan.n_decode :]) + plan.n_decode
+        table.settle(plan.request[chunks], (plan.start + plan.n_query)[chunks])
+        if result.probed is not None:
+            _note_logprobs(table, plan, alive, result)
+        if result.pooled is not None:
+            _note_hidden(table, plan, alive, result.pooled)
 
     def _tell(
-        self, at: NDArray[np.intp], rows: Int32, result: StepResult
-    ) -> tuple[NDArray[np.intp], NDArray[np.bool_], list[tuple[Choice, Reason]]]:
-        """Tell logits processors of their rows' tokens; end the rows of those that fail.
-
-        Returns which of `at` are left, which of these end with their token, and (choice, error) of the others.
-        """
-        table = self._state.table
-        ends, fine = np.zeros(at.size, np.bool_), np.ones(at.size, np.bool_)
-        failed = []
-        for i, row in enumerate(rows.tolist()):
-            processors = table.processors.get(row)
-            if processors is None:
-                continue
-            for token in result.tokens[_tokens_of(result, at[i : i + 1])[1]].tolist():
-                ends[i] = processors.accept(token)
-            if processors.error is not None:
-                choice = table.choice(row)
-                self._release.fail(choice, processors.error)
-                failed.append((choice, processors.error))
-                fine[i] = False
-        return at[fine], ends[fine], failed
-
-    def _accept(
         self,
         plan: StepPlan,
         at: NDArray[np.intp],
         result: StepResult,
-        stamp: float,
-        ends: NDArray[np.bool_] | None,
-    ) -> tuple[Int32, dict[int, StepEvents]]:
-        """Count the tokens of the samples `at`, of which `ends` end their choices; the rows that have any, and events.
+        stopping: list[int],
+        failed: list[tuple[Choice, Reason]],
+    ) -> NDArray[np.intp]:
+        """Tell logits processors of their rows' tokens; those of `at` that are left.
+
+        Adds the rows whose answers end here to `stopping`. Ends the choices whose processors fail, and adds them to
+        `failed`.
+        """
+        table, fine = self._state.table, np.ones(at.size, np.bool_)
+        sampled = enumerate(plan.sample_request[at].tolist())
+        for i, row in [(i, row) for i, row in sampled if row in table.processors]:
+            processors = table.processors[row]
+            for token in result.tokens[_tokens_of(result, at[i : i + 1])[1]].tolist():
+                if processors.accept(token):
+                    stopping.append(row)
+            if processors.error is not None:
+                failed.append((table.choice(row), processors.error))
+                self._state.fail(*failed[-1])
+                fine[i] = False
+        return at[fine]
+
+    def _accept(
+        self, plan: StepPlan, at: NDArray[np.intp], result: StepResult, stopping: list[int]
+    ) -> dict[int, StepEvents]:
+        """Count the tokens of the samples `at`, of which those of the rows `stopping` end their choices; the events.
 
         Of a sample's tokens those behind the first that ends its choice do not count.
         """
-        table, rows = self._state.table, plan.sample_request[at]
+        state, table, rows = self._state, self._state.table, plan.sample_request[at]
         of, which, nth = _tokens_of(result, at)
         row, tokens = rows[of], result.tokens[which]
-        place = table.known[row] if result.counts is None else table.known[row] + nth
-        table.write(row, place, tokens)
-        known = place + 1
-        produced = known - table.prompt_len[row]
-        stops = (table.stops[row] == tokens[:, None]).any(axis=1)
-        for i in np.flatnonzero(table.many_stops[row]):
+        place = table.known[row] + nth
+        table.tokens[row, place] = tokens
+        produced = place + 1 - table.prompt_len[row]
+        stop_ids = table.stops[row]
+        stops = (stop_ids == tokens[:, None]).any(axis=1)
+        for i in np.flatnonzero(stop_ids[:, -1] != NO_TOKEN):
             stops[i] = int(tokens[i]) in table.choice(int(row[i])).request.submit.stop_ids
         stops &= produced > table.min_new[row]
-        stops |= result.scores is not None
-        if ends is not None:
-            stops |= ends[of]
+        if stopping:
+            stops |= np.isin(row, stopping)
         finish = np.where(produced >= table.max_new[row], LENGTH, 0).astype(np.int32)
         finish[stops] = STOP
         accepted = Accepted(rows, tokens, finish, which)
         if result.counts is None:
-            table.accept(rows, known)
+            table.accept(rows, place + 1)
         else:
             accepted = self._count(plan, at, accepted, result.counts[at])
-        self._state.totals.output_tokens += accepted.tokens.size if result.scores is None else 0
-        events = _by_owner(accepted, table, result, stamp)
-        if result.pooled is not None:
-            self._state.totals.output_tokens -= sum(len(mine.pooled) for mine in events.values())
-        for i in np.flatnonzero(accepted.finish):
-            ending = int(accepted.rows[i])
-            self._state.estimator.observe(int(table.known[ending] - table.prompt_len[ending]))
-            self._release.end(table.choice(ending))
+        state.totals.output_tokens += accepted.tokens.size
+        self._isolation.passed(accepted.rows)
+        events = _by_owner(accepted, table, result)
+        for ending in accepted.rows[accepted.finish > 0].tolist():
+            state.estimator.observe(int(table.known[ending] - table.prompt_len[ending]))
+            state.end(table.choice(ending))
         left = (table.status[rows] == LEAVING) & (table.known[rows] == table.length[rows])
         for leaving in rows[left].tolist():
-            self._state.preempt(leaving)
-        return accepted.rows, events
+            state.requeue(leaving)
+        return events
 
     def _count(self, plan: StepPlan, at: NDArray[np.intp], read: Accepted, counts: Int32) -> Accepted:
         """Of samples with any number of tokens, what counts: `read` has one finish for each token, the result one for
@@ -332,34 +312,41 @@ class Results:
     # been heard. Then the search says how each of them goes on. A sequence that goes on twice is copied by its table
     # row. The tokens that the device drew do not count: it is told of every beam's tokens with the beam's next row.
 
-    def _hear(
-        self, rows: Int32, at: NDArray[np.intp], result: StepResult, events: dict[int, StepEvents], stamp: float
-    ) -> None:
-        """`rows` of beams are the samples `at` of a step, one token each; adds the answers of searches that end."""
-        assert result.top_ids is not None and result.top_logprobs is not None
-        table = self._state.table
+    def _hear(self, plan: StepPlan, at: NDArray[np.intp], result: StepResult, events: dict[int, StepEvents]) -> None:
+        """The samples `at` of a step are beams', one token each; adds the answers of searches that end."""
+        table, rows = self._state.table, plan.sample_request[at]
         table.settle(rows, table.computed[rows])  # a beam has one step in flight at most
         for row, token in zip(rows.tolist(), _tokens_of(result, at)[1].tolist(), strict=True):
+            assert result.top_ids is not None and result.top_logprobs is not None
             choice, beams = table.choice(row), table.beams[row]
             most = int(table.tops[row])
             if beams.hear(choice.number, result.top_ids[token, :most], result.top_logprobs[token, :most]):
                 children = beams.choose()
                 if children is None:
-                    self._answer(choice, beams, stamp, events)
+                    self._answer(choice, beams, events)
                 else:
                     self._go_on(choice.request, children)
 
-    def _answer(self, choice: Choice, beams: Beams, stamp: float, events: dict[int, StepEvents]) -> None:
-        answers = beams.answers()
-        self._state.totals.output_tokens += sum(ended.path.length for ended in answers)
+    def _answer(self, choice: Choice, beams: Beams, events: dict[int, StepEvents]) -> None:
+        """The search of `choice` is over. Its answers are those of the request's choices."""
+        request, logprobs, answers = choice.request, beams.submit.sampling.logprobs, beams.answers()
+        for number, answer in enumerate(answers):
+            path = answer.path.tokens()
+            told = [one.logprob for one in path] if logprobs is not None else []
+            mine, i = _add_row(events, request, number, answer.finish, [one.token for one in path], told)
+            mine.cached[i] = request.cached
+            if logprobs:
+                mine.top[i] = [list(one.top) for one in path]
+            if number == 0:
+                _add_report(mine, i, request)
+            self._state.totals.output_tokens += len(path)
         self._state.estimator.observe(answers[0].path.length)
-        add_answers(events, choice.request, answers, stamp)
-        self._release.end(choice)
+        self._state.end(choice)
 
-    def _go_on(self, request: Request, children: list[Child]) -> None:
+    def _go_on(self, request: Request, children: list[Continuation]) -> None:
         """Let every beam go on as `children` say, by its number."""
         space, table = self._state.space, self._state.table
-        if request.choices[0].reserved:
+        if request.choices[0].forks:
             table.fork(request.choices[0])  # the first tokens of a prompt are there
         rows = [request.choices[number].row for number in range(len(children))]
         moved = [number for number, child in enumerate(children) if child.parent != number]
@@ -371,6 +358,32 @@ class Results:
             table.take_over(source, rows[number])
         for row, child in zip(rows, children, strict=True):
             table.go_on(row, rows[child.parent], child.path.token)
+
+    # --- prompts -----------------------------------------------------------------------------------------------
+
+    def _answer_prompts(
+        self, plan: StepPlan, at: NDArray[np.intp], result: StepResult, events: dict[int, StepEvents]
+    ) -> None:
+        """The samples `at` are of requests for a score or a hidden state: they end, and no token of theirs counts."""
+        for sample, row in zip(at.tolist(), plan.sample_request[at].tolist(), strict=True):
+            choice = self._state.table.choice(row)
+            request = choice.request
+            mine, i = _add_row(events, request, choice.number, Finish.STOP)
+            mine.cached[i] = request.cached
+            if result.scores is not None:
+                mine.scores[i] = result.scores[sample].tolist()
+            if request.pooled is not None:
+                count = len(request.prompt) if request.submit.pool == "mean" else 1
+                mine.pooled[i] = (request.pooled / count).astype("<f4").tobytes()
+            self._state.end(choice)
+
+
+def _parted(plan: StepPlan, at: NDArray[np.intp], rows: Collection[int]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Of the samples `at` those of `rows`, and the others."""
+    if not rows:
+        return at[:0], at
+    mine = np.isin(plan.sample_request[at], [*rows])
+    return at[mine], at[~mine]
 
 
 # --- events ----------------------------------------------------------------------------------------------------
@@ -388,19 +401,17 @@ class Accepted:
     """[R] a Finish."""
     which: NDArray[np.intp]
     """[T] the token's number in the step's result."""
-    counts: Int32 | None = None
-    """[R] tokens of each row; None: one of each."""
+    counts: Int32 | int = 1
+    """[R] tokens of each row; 1: one of each."""
 
     @property
     def of(self) -> NDArray[np.intp]:
         """[T] the number of the token's row."""
-        n = np.arange(self.rows.size)
-        return n if self.counts is None else np.repeat(n, self.counts)
+        return np.repeat(np.arange(self.rows.size), self.counts)
 
     def part(self, mine: NDArray[np.bool_]) -> Accepted:
         """The part of some rows."""
-        some = mine[self.of]
-        counts = None if self.counts is None else self.counts[mine]
+        some, counts = mine[self.of], np.full(self.rows.size, self.counts)[mine]
         return Accepted(self.rows[mine], self.tokens[some], self.finish[mine], self.which[some], counts)
 
 
@@ -417,114 +428,85 @@ def _tokens_of(
     return of, (np.cumsum(result.counts) - result.counts)[at][of] + nth, nth
 
 
-def _by_owner(accepted: Accepted, table: RequestTable, result: StepResult, stamp: float) -> dict[int, StepEvents]:
+def _by_owner(accepted: Accepted, table: RequestTable, result: StepResult) -> dict[int, StepEvents]:
     """The events of one step for each owner."""
     owners = table.owner[accepted.rows]
     if not owners.size:
         return {}
     if (owners == owners[0]).all():
-        return {int(owners[0]): _events(accepted, table, result, stamp)}
-    return {int(owner): _events(accepted.part(owners == owner), table, result, stamp) for owner in np.unique(owners)}
+        return {int(owners[0]): _events(accepted, table, result)}
+    return {int(owner): _events(accepted.part(owners == owner), table, result) for owner in np.unique(owners)}
 
 
-def add_errors(events: dict[int, StepEvents], choices: Iterable[Choice], error: Reason, stamp: float) -> None:
-    """Each of `choices`, and all choices that it still stands for, end with `error`."""
-    for choice in choices:
-        request = choice.request
-        mine = _of(request, events, stamp)
-        first, count = (choice.number, choice.places) if request.beams is None else (0, request.submit.n)
-        for number in range(first, first + count):
-            mine.error[len(mine.request)] = error
-            mine.request.append(request.submit.id)
-            mine.choice.append(number)
-            mine.count.append(0)
-            mine.finish.append(Finish.ERROR)
+def add_error(events: dict[int, StepEvents], choice: Choice, error: Reason) -> None:
+    """`choice`, and all choices that it still stands for, end with `error`."""
+    request = choice.request
+    first, count = (choice.number, choice.places) if request.beams is None else (0, request.submit.n)
+    for number in range(first, first + count):
+        mine, i = _add_row(events, request, number, Finish.ERROR)
+        mine.error[i] = error
 
 
-def add_answers(events: dict[int, StepEvents], request: Request, answers: Sequence[Ended], stamp: float) -> None:
-    """The choices of `request`, whose search is over, end with `answers`."""
-    mine = _of(request, events, stamp)
-    asked = request.beams.submit.sampling.logprobs if request.beams is not None else None
-    for number, ended in enumerate(answers):
-        path, i = ended.path.tokens(), len(mine.request)
-        if asked is not None and not mine.logprobs:
-            mine.logprobs = [0.0] * len(mine.tokens)
-        if asked is not None or mine.logprobs:
-            mine.logprobs += [one.logprob if asked is not None else 0.0 for one in path]
-        if asked:
-            mine.top[i] = [list(one.top) for one in path]
-        if number == 0 and request.report is not None:
-            _add_prompt(mine, i, request)
-        mine.cached[i] = request.cached
-        mine.request.append(request.submit.id)
-        mine.choice.append(number)
-        mine.count.append(len(path))
-        mine.tokens += [one.token for one in path]
-        mine.finish.append(ended.finish)
+def _add_row(
+    events: dict[int, StepEvents],
+    request: Request,
+    number: int,
+    finish: Finish,
+    tokens: Sequence[int] = (),
+    logprobs: Sequence[float] = (),
+) -> tuple[StepEvents, int]:
+    """Adds a row for choice `number` to the events of the request's owner. Returns these, and the row's number."""
+    empty = StepEvents(stamp=time.monotonic(), request=[], choice=[], count=[], tokens=[], finish=[])
+    mine = events.setdefault(request.owner, empty)
+    if logprobs or mine.logprobs:
+        mine.logprobs = mine.logprobs or [0.0] * len(mine.tokens)
+        mine.logprobs += logprobs or [0.0] * len(tokens)
+    mine.request.append(request.submit.id)
+    mine.choice.append(number)
+    mine.count.append(len(tokens))
+    mine.tokens += tokens
+    mine.finish.append(finish)
+    return mine, len(mine.request) - 1
 
 
-def _of(request: Request, events: dict[int, StepEvents], stamp: float) -> StepEvents:
-    """The events of the request's owner, to add to."""
-    empty = StepEvents(stamp=stamp, request=[], choice=[], count=[], tokens=[], finish=[])
-    return events.setdefault(request.owner, empty)
-
-
-def _events(accepted: Accepted, table: RequestTable, result: StepResult, stamp: float) -> StepEvents:
+def _events(accepted: Accepted, table: RequestTable, result: StepResult) -> StepEvents:
     rows = accepted.rows
     events = StepEvents(
-        stamp=stamp,
+        stamp=time.monotonic(),
         request=table.request[rows].tolist(),
         choice=table.number[rows].tolist(),
-        count=[1] * rows.size if accepted.counts is None else accepted.counts.tolist(),
+        count=np.full(rows.size, accepted.counts).tolist(),
         tokens=accepted.tokens.tolist(),
         finish=accepted.finish.tolist(),
     )
-    n = 1 if accepted.counts is None else accepted.counts
-    for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + n):
-        request = table.choice(int(rows[i])).request
-        events.cached[int(i)] = request.cached
-        if int(rows[i]) in table.probing:
-            _add_prompt(events, int(i), request)
-            table.probing.discard(int(rows[i]))
-    if result.scores is not None:
-        events.count, events.tokens = [0] * rows.size, []
-        events.scores = dict(enumerate(result.scores[accepted.which].tolist()))
-    if result.logprobs is not None:
-        _add_logprobs(events, accepted, table.tops[rows], result)
-    return _without_tokens(events) if events.pooled else events
-
-
-def _add_prompt(events: StepEvents, i: int, request: Request) -> None:
-    """Row `i` brings what its request wants of its prompt."""
-    report = request.report
-    request.report = None
-    if report is not None:
-        events.prompt_logprobs[i] = report.logprobs.tolist()
-        events.prompt_ranks[i] = report.ranks.tolist()
-    if report is not None and request.submit.prompt_top:
-        places = zip(report.top_ids.tolist(), report.top_logprobs.tolist(), strict=True)
-        events.prompt_top[i] = [list(zip(ids, logprobs, strict=True)) for ids, logprobs in places]
-    if request.pooled is not None:
-        count = len(request.prompt) if request.submit.pool == "mean" else 1
-        events.pooled[i] = (request.pooled / count).astype("<f4").tobytes()
-
-
-def _without_tokens(events: StepEvents) -> StepEvents:
-    """A row that brings a hidden state has sampled a token, too, which its request does not want."""
-    kept = [i not in events.pooled for i in range(len(events.count))]
-    events.tokens = list(compress(events.tokens, kept))
-    events.logprobs = list(compress(events.logprobs, kept))
-    events.count = [int(keep) for keep in kept]
-    events.finish = [finish if keep else Finish.STOP for finish, keep in zip(events.finish, kept, strict=True)]
+    for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + accepted.counts).tolist():
+        row = int(rows[i])
+        events.cached[i] = table.choice(row).request.cached
+        if row in table.probing:
+            table.probing.discard(row)
+            _add_report(events, i, table.choice(row).request)
+    if result.logprobs is not None and (table.tops[rows] >= 0).any():
+        _add_logprobs(events, accepted, table.tops[rows], result.logprobs, result)
     return events
 
 
-def _add_logprobs(events: StepEvents, accepted: Accepted, tops: Int32, result: StepResult) -> None:
-    assert result.logprobs is not None
-    if not (tops >= 0).any():
+def _add_report(events: StepEvents, i: int, request: Request) -> None:
+    """Row `i` brings the log-probabilities of its request's prompt, if they are wanted."""
+    report, request.report = request.report, None
+    if report is None:
         return
+    events.prompt_logprobs[i] = report.logprobs.tolist()
+    events.prompt_ranks[i] = report.ranks.tolist()
+    if request.submit.prompt_top:
+        places = zip(report.top_ids.tolist(), report.top_logprobs.tolist(), strict=True)
+        events.prompt_top[i] = [list(zip(ids, logprobs, strict=True)) for ids, logprobs in places]
+
+
+def _add_logprobs(
+    events: StepEvents, accepted: Accepted, tops: Int32, logprobs: NDArray[np.float32], result: StepResult
+) -> None:
     of, which = accepted.of, accepted.which
-    events.logprobs = np.where(tops[of] >= 0, result.logprobs[which], 0.0).tolist()
+    events.logprobs = np.where(tops[of] >= 0, logprobs[which], 0.0).tolist()
     if result.top_ids is None or result.top_logprobs is None:
         return
     for i in np.flatnonzero(tops[of] > 0):
@@ -533,13 +515,9 @@ def _add_logprobs(events: StepEvents, accepted: Accepted, tops: Int32, result: S
         events.top.setdefault(int(of[i]), []).append(list(best))
 
 
-def _note(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], result: StepResult) -> None:
-    """Put a step's answers where those of its requests' other chunks are; `alive`: rows that are still theirs."""
-    if result.probed is not None:
-        _note_logprobs(table, plan, alive, result)
-    if result.pooled is None:
-        return
-    for pool, state in zip(plan.pools, result.pooled, strict=True):
+def _note_hidden(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], pooled: NDArray[np.float32]) -> None:
+    """Put a step's hidden states to those of its requests' other chunks; `alive`: rows that are still theirs."""
+    for pool, state in zip(plan.pools, pooled, strict=True):
         if alive[pool.row]:
             request = table.choice(int(plan.request[pool.row])).request
             # A request that was sent back computes its whole prompt again.
@@ -548,6 +526,7 @@ def _note(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], result:
 
 
 def _note_logprobs(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], result: StepResult) -> None:
+    """Put the log-probabilities of prompts to those of their other chunks; `alive`: rows that are still theirs."""
     assert result.probed is not None and result.probed_ranks is not None
     at = 0
     for probe in plan.probes:

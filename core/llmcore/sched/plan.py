@@ -10,7 +10,8 @@ bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any, get_args
 
@@ -129,16 +130,6 @@ class StepPlan(msgspec.Struct, kw_only=True):
         return int(self.n_query.sum())
 
 
-def encode(plan: StepPlan) -> bytes:
-    """As msgpack; columns are little-endian bytes. TypeError for a column of another type than the plan's."""
-    return _ENCODER.encode(plan)
-
-
-def decode(data: bytes) -> StepPlan:
-    """The plan that `encode` was given; its columns are read-only. Raises msgspec.ValidationError."""
-    return _DECODER.decode(data)
-
-
 def _column_bytes(column: Any) -> bytes:
     if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype not in (np.int32, np.uint8):
         raise TypeError(f"a plan holds columns of int32 and uint8, not {type(column).__name__} {column!r}")
@@ -146,12 +137,14 @@ def _column_bytes(column: Any) -> bytes:
 
 
 def _column(kind: Any, data: Any) -> NDArray[Any]:
-    _, dtype = get_args(kind)
-    return np.frombuffer(data, get_args(dtype)[0])
+    return np.frombuffer(data, get_args(get_args(kind)[1])[0])
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_column_bytes)
-_DECODER = msgspec.msgpack.Decoder(StepPlan, dec_hook=_column)
+encode: Callable[[StepPlan], bytes] = msgspec.msgpack.Encoder(enc_hook=_column_bytes).encode
+"""A plan as msgpack; columns are little-endian bytes. TypeError for a column of another type than the plan's."""
+
+decode: Callable[[bytes], StepPlan] = msgspec.msgpack.Decoder(StepPlan, dec_hook=_column).decode
+"""The plan that `encode` was given; its columns are read-only. Raises msgspec.ValidationError."""
 
 
 def padded(rows: int) -> int:
@@ -208,20 +201,15 @@ class StepResult:
     """[pools, hidden size] of the plan's pools."""
 
 
-@dataclass(frozen=True)
-class Entered:
-    """`content` went into the prefix cache under `salt`, new from token `start` on."""
-
-    salt: bytes
-    content: Int64
-    start: int
+Entered = tuple[bytes, Int64, int]
+"""(salt, content, start): this content went into the prefix cache under this salt, new from token `start` on."""
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A step in flight: its plan, the epochs of its rows when it was made, and what it put into the prefix cache."""
+    """A step in flight: its plan, and what it put into the prefix cache."""
 
     plan: StepPlan
-    row_epoch: Int64
-    sample_epoch: Int64
-    entered: list[Entered] = field(default_factory=list)
+    epochs: Int64
+    """Of every row of the request table when the plan was made: a row whose epoch has changed since is another's."""
+    entered: list[Entered]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from llmcore.api.protocols import (
     WaitingRequest,
 )
 from llmcore.kv.space import NO_GRANULES, Hit, KVGroup, KVSpace
-from llmcore.sched.capacity import Capacity, Lengths
+from llmcore.sched.capacity import Capacity
 from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTable, State, WaitingQueue
 
 WORTH_WAITING = 64
@@ -45,8 +46,8 @@ class Frontier:
         self._space = space
         self._rows: dict[tuple[bytes, int, int, bytes], int] = {}
         rows = table.running()
-        for row in rows[table.computed[rows] < table.prefill[rows]] if space.caching else ():
-            self.add(int(row))
+        for row in rows[table.computed[rows] < table.prefill[rows]].tolist():
+            self.add(row)
 
     def add(self, row: int) -> None:
         """`row` goes on computing its prompt; what it computed so far is in the cache."""
@@ -60,8 +61,6 @@ class Frontier:
     def ahead_of(self, choice: Choice, content: Int64, hit: Hit) -> tuple[int, int, int] | None:
         """(row, its epoch, tokens) to wait for, if another's next tokens are enough of what `choice` would compute."""
         at = hit.tokens
-        if not self._rows:
-            return None
         last = int(hit.granules[0][-1]) if at else -1
         row = self._rows.get((choice.request.submit.salt, at, last, content[at : at + self._space.granule].tobytes()))
         if row is None:
@@ -95,9 +94,14 @@ class StepView:
         """Those found to fit, in order; they have places and hold their hits."""
         self._state = state
         self._queue = queue
-        self._waits: dict[tuple[int, int, int], bool] = {}
-        self._capacity: Capacity | None = None
-        self._frontier: Frontier | None = None
+
+    @cached_property
+    def _frontier(self) -> Frontier:
+        return Frontier(self._state.table, self._state.space)
+
+    @cached_property
+    def _capacity(self) -> Capacity:
+        return Capacity(self._state)
 
     def info(self, index: int) -> RequestInfo:
         """The wishes of a running request."""
@@ -109,8 +113,6 @@ class StepView:
         if not state.table.places:
             return
         queue = self._queue if order is None else sorted(self._queue, key=lambda choice: order(choice.request.info))
-        if self._frontier is None:
-            self._frontier = Frontier(state.table, state.space)
         for choice in queue:
             if state.table.places < choice.places:
                 return
@@ -141,31 +143,30 @@ class StepView:
             return True
         if table.places < choice.places:
             return False
-        if not (table.status > RESERVED).any():
-            # A request alone always fits: `check_submit` has seen that it can be served.
-            table.foresee(table.peek(1), Lengths(state).of(choice))
-        else:
-            if self._capacity is None:
-                self._capacity = Capacity(state)
-            if not self._capacity.fits(choice, hit):
-                return False
+        if not self._capacity.fits(choice, hit, alone=not (table.status > RESERVED).any()):
+            return False
         table.admit(choice, hit.tokens)
-        if hit.tokens:
-            state.space.take(choice.row, hit)
+        state.space.take(choice.row, hit)
         self.placed.append(choice)
-        if self._frontier is not None:
-            self._frontier.add(choice.row)
+        self._frontier.add(choice.row)
         return True
+
+    def unplace(self, choice: Choice) -> None:
+        """`choice` was found to fit and does not run: take its place back."""
+        self.placed.remove(choice)
+        self._state.unplace(choice)
+
+    def keep(self, rows: Int32) -> None:
+        """Take places back from candidates that were found to fit but are not in `rows`."""
+        for choice in [choice for choice in self.placed if choice.row not in rows]:
+            self.unplace(choice)
 
     def _waiting_for_another(self, choice: Choice) -> bool:
         if choice.waits is None:
             return False
-        if choice.waits not in self._waits:
-            row, epoch, tokens = choice.waits
-            table = self._state.table
-            computing = table.epoch[row] == epoch and table.status[row] == RUNNING
-            self._waits[choice.waits] = bool(computing and table.computed[row] < tokens)
-        return self._waits[choice.waits]
+        row, epoch, tokens = choice.waits
+        table = self._state.table
+        return bool(table.epoch[row] == epoch and table.status[row] == RUNNING and table.computed[row] < tokens)
 
 
 def _prompt_budget(state: State, waiting: int) -> int:
@@ -258,31 +259,46 @@ PATIENCE = 64
 
 def fault(decision: Decision, view: StepView, places: int) -> str | None:
     """The fault of `decision`, or None; `places` is the number of rows of the request table."""
+    return next(_faults(decision, view, places), None)
+
+
+def _faults(decision: Decision, view: StepView, places: int) -> Iterator[str]:
+    """All faults; each is looked for only if the decision does not have those before it."""
     rows, n_query = np.asarray(decision.rows), np.asarray(decision.n_query)
     if not rows.size and not n_query.size:
         rows = n_query = view.running[:0]
-    if rows.ndim != 1 or rows.shape != n_query.shape or not _integral(rows) or not _integral(n_query):
-        return "rows and n_query are not two columns of integers of one length"
+    if rows.ndim != 1 or rows.shape != n_query.shape or rows.dtype.kind not in "iu" or n_query.dtype.kind not in "iu":
+        yield "rows and n_query are not two columns of integers of one length"
     if rows.size and (rows.min() < 0 or rows.max() >= places):
-        return "it names a row that does not exist"
+        yield "it names a row that does not exist"
     allowed = np.zeros(places, np.int32)
     allowed[view.running] = view.remaining
     if (n_query < 1).any() or (n_query > allowed[rows]).any():
-        return "it computes more of a request than remains, or nothing of it, or one that cannot run"
+        yield "it computes more of a request than remains, or nothing of it, or one that cannot run"
     if rows.size and np.bincount(rows).max() > 1:
-        return "it names a request twice"
+        yield "it names a request twice"
     if (n_query > view.chunk).any():
-        return f"a row has more than {view.chunk} tokens"
+        yield f"a row has more than {view.chunk} tokens"
     if view.whole and (n_query < np.minimum(allowed[rows], view.chunk)).any():
-        return "it cuts a prompt in pieces where prompts are computed whole"
-    if decision.admit:
-        problem = _admission_fault(decision, view)
-        if problem is not None:
-            return problem
+        yield "it cuts a prompt in pieces where prompts are computed whole"
+    if decision.admit and not view.admit:
+        yield "it admits a request in a step in which none may join"
+    if len({index for index, _ in decision.admit}) < len(decision.admit):
+        yield "it admits a request twice"
+    for index, first in decision.admit:
+        if not 0 <= index < len(view.offers):
+            yield "it admits a request that was not offered"
+        choice, hit = view.offers[index]
+        if choice.row == NO_ROW:
+            yield "it admits a request without asking whether it fits, or one that does not"
+        rest = min(choice.size - choice.request.given(hit.tokens), view.chunk)
+        if not 1 <= first <= rest:
+            yield "the first chunk of an admitted request is empty, or longer than what remains or than a chunk"
+        if view.whole and first < rest:
+            yield "it cuts a prompt in pieces where prompts are computed whole"
     total = int(n_query.sum()) + sum(first for _, first in decision.admit)
     if total > view.budget:
-        return f"its rows have {total} tokens; the budget is {view.budget}"
-    return None
+        yield f"its rows have {total} tokens; the budget is {view.budget}"
 
 
 def oldest_first(view: StepView) -> Decision:
@@ -293,37 +309,11 @@ def oldest_first(view: StepView) -> Decision:
     if view.whole:
         n_query[n_query < wish] = 0
     rows = np.flatnonzero(n_query)
-    if rows.size:
-        return Decision(view.running[rows], n_query[rows])
-    for candidate in view.waiting():
-        if view.fits(candidate):
-            first = min(candidate.tokens - candidate.cached, view.chunk, view.budget)
-            return Decision(view.running[:0], n_query[:0], [(candidate.index, first)])
-        break
-    return Decision(view.running[:0], n_query[:0])
-
-
-def _admission_fault(decision: Decision, view: StepView) -> str | None:
-    if not view.admit:
-        return "it admits a request in a step in which none may join"
-    if len({index for index, _ in decision.admit}) < len(decision.admit):
-        return "it admits a request twice"
-    for index, first in decision.admit:
-        if not 0 <= index < len(view.offers):
-            return "it admits a request that was not offered"
-        choice, hit = view.offers[index]
-        if choice.row == NO_ROW:
-            return "it admits a request without asking whether it fits, or one that does not"
-        rest = min(choice.size - choice.request.given(hit.tokens), view.chunk)
-        if not 1 <= first <= rest:
-            return "the first chunk of an admitted request is empty, or longer than what remains or than a chunk"
-        if view.whole and first < rest:
-            return "it cuts a prompt in pieces where prompts are computed whole"
-    return None
-
-
-def _integral(column: NDArray[np.generic]) -> bool:
-    return not column.size or column.dtype.kind in "iu"
+    admit = []
+    candidate = None if rows.size else next(view.waiting(), None)
+    if candidate is not None and view.fits(candidate):
+        admit.append((candidate.index, min(candidate.tokens - candidate.cached, view.chunk, view.budget)))
+    return Decision(view.running[rows], n_query[rows], admit)
 
 
 log = logging.getLogger(__name__)

@@ -70,13 +70,11 @@ class ChoiceProcessors:
         self._run = run
         self._fields = fields or {}
         self._ready = threading.Event()
+        self._ready.set()
         self._asked = hosts[0][0] if hosts else ""
         for token in produced:
             self._tell(token)
-        if self.error is None and not self.free:
-            self._start()
-        else:
-            self._ready.set()
+        self._start()
 
     @property
     def ready(self) -> bool:
@@ -102,7 +100,7 @@ class ChoiceProcessors:
     def accept(self, token: int) -> bool:
         """Tell every host processor of a token that was read; whether one of them is finished. See `error`."""
         finished = self._tell(token)
-        if not (finished or self.free or self.error):
+        if not finished:
             self._start()
         return finished
 
@@ -126,12 +124,11 @@ class ChoiceProcessors:
         return finished
 
     def _start(self) -> None:
-        self._since = time.monotonic()
-        if self.hosts:
+        """Have the next token's answer computed, if there is anything to ask."""
+        if self.hosts and not self.free and self.error is None:
+            self._since = time.monotonic()
             self._ready.clear()
             self._run(self._prepare)
-        else:
-            self._ready.set()
 
     def _prepare(self) -> None:
         """Compute what the next token needs."""

@@ -6,12 +6,12 @@ methods of this file are the only writers of what they count (tests/core/sched/t
 
 from __future__ import annotations
 
-import bisect
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,16 @@ from llmcore.api.bridge import Prompt, Submit
 from llmcore.api.protocols import Int32, Int64, LengthEstimator, RequestInfo, SchedulerLimits
 from llmcore.kv.space import KVSpace
 from llmcore.sched.beam_search import Beams, searching
-from llmcore.sched.processors import ChoiceProcessors
+from llmcore.sched.processors import CLIENTS_FAULT, ChoiceProcessors, Reason
+
+logger = logging.getLogger(__name__)
 
 NO_ROW = -1
 
 NO_TOKEN = -1
 
 STOP_COLUMNS = 8
-"""Stop ids compared at once; the stop ids of a request with more are looked up one by one."""
+"""Stop ids compared at once; the stop ids of a request with as many or more are looked up one by one."""
 
 Float32 = NDArray[np.float32]
 
@@ -53,7 +55,8 @@ class KVSource(Protocol):
 class Lease:
     """Slots that a source may write until the lease is filled, or cancelled."""
 
-    number: int
+    row: int
+    """The row of the request that loads."""
     request: tuple[int, int]
     """(owner, id)"""
     start: int
@@ -134,21 +137,21 @@ class Request:
         Raises ValueError for a source that writes what the model has to compute.
         """
         known = len(submit.prompt) + len(submit.produced)
-        info = RequestInfo(submit.priority, submit.client, submit.hints)
-        request = Request(submit, owner, info, processors)
-        forks = submit.n - 1
-        if submit.beams is not None:
-            request.submit, request.beams, forks = searching(submit), Beams(submit), submit.beams.width - 1
-        if submit.prompt_logprobs:
-            # The prefix cache keeps KV and no log-probabilities.
-            request.private = True
-            request.report = PromptReport(len(submit.prompt) - 1, submit.prompt_top)
-        if submit.pool == "mean":
-            request.private = True  # nor does it keep hidden states
-        if source is not None and (request.private or not 0 < source.tokens < known):
+        # The prefix cache keeps KV, but no log-probabilities and no hidden states.
+        private = submit.prompt_logprobs or submit.pool == "mean"
+        if source is not None and (private or not 0 < source.tokens < known):
             raise ValueError(f"a source cannot write {source.tokens} of these {known} tokens")
-        request.source = source
-        request.choices[0] = Choice(request, 0, arrival, forks, np.array(submit.produced, np.int32))
+        request = Request(
+            submit=submit if submit.beams is None else searching(submit),
+            owner=owner,
+            info=RequestInfo(submit.priority, submit.client, submit.hints),
+            processors=processors,
+            beams=None if submit.beams is None else Beams(submit),
+            source=source,
+            private=private,
+            report=PromptReport(len(submit.prompt) - 1, submit.prompt_top) if submit.prompt_logprobs else None,
+        )
+        request.choices[0] = Choice(request, 0, arrival, submit.choices - 1, np.array(submit.produced, np.int32))
         return request
 
 
@@ -164,15 +167,23 @@ class Choice:
     """The tokens that it had when it joined the queue."""
     row: int = NO_ROW
     """Its place in the RequestTable."""
-    reserved: list[int] = field(default_factory=list)
-    """The rows that its forks will take."""
     queued_at: int = 0
     """The step before which it joined the queue."""
     waits: tuple[int, int, int] | None = None
     """(row, epoch, tokens) of the choice whose KV it waits for."""
     untried: int = 0
     """Failed steps that it was in and could not be tried alone after."""
-    ended: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """True if it has ended, or went back to the prompt as a beam."""
+        return self.request.choices.get(self.number) is not self
+
+    @property
+    def together(self) -> list[Choice]:
+        """The choices that come and go with it: itself, or all beams of its search. None if it has ended."""
+        alive = self.request.choices.values()
+        return [choice for choice in alive if choice is self or self.request.beams is not None]
 
     @property
     def size(self) -> int:
@@ -229,50 +240,35 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.places = 0
         self.tokens = 0
-        self._returned: list[Choice] = []
-        self._fresh: OrderedDict[int, Choice] = OrderedDict()
-        self._weights: dict[int, tuple[int, int]] = {}
+        self._returned: dict[int, Choice] = {}
+        self.fresh: OrderedDict[int, Choice] = OrderedDict()
+        """Those that have not run yet, by arrival, in that order."""
 
     def __len__(self) -> int:
-        return len(self._returned) + len(self._fresh)
+        return len(self._returned) + len(self.fresh)
 
     def __iter__(self) -> Iterator[Choice]:
-        return itertools.chain(self._returned, self._fresh.values())
+        return itertools.chain((self._returned[arrival] for arrival in sorted(self._returned)), self.fresh.values())
 
     def append(self, choice: Choice) -> None:
         """A new request."""
-        self._fresh[choice.arrival] = choice
-        self._weigh(choice)
-
-    def fresh(self) -> Iterator[Choice]:
-        """Those that have not run yet, in order of arrival."""
-        return iter(self._fresh.values())
+        self.fresh[choice.arrival] = choice
+        self._count(choice, 1)
 
     def give_back(self, choice: Choice) -> None:
         """A choice that ran already goes before all that did not."""
-        bisect.insort(self._returned, choice, key=_arrival)
-        self._weigh(choice)
+        self._returned[choice.arrival] = choice
+        self._count(choice, 1)
 
     def remove(self, choice: Choice) -> None:
         """The choice was admitted, or ended. KeyError if it does not wait."""
-        if self._fresh.pop(choice.arrival, None) is None:
-            at = bisect.bisect_left(self._returned, choice.arrival, key=_arrival)
-            if at == len(self._returned) or self._returned[at] is not choice:
-                raise KeyError(choice.arrival)
-            del self._returned[at]
-        places, tokens = self._weights.pop(choice.arrival)
-        self.places -= places
-        self.tokens -= tokens
+        if self.fresh.pop(choice.arrival, None) is None:
+            del self._returned[choice.arrival]
+        self._count(choice, -1)
 
-    def _weigh(self, choice: Choice) -> None:
-        # A choice's forks are counted anew where it is given a row, so what was added is kept for its removal.
-        places, tokens = self._weights[choice.arrival] = choice.places, choice.size
-        self.places += places
-        self.tokens += tokens
-
-
-def _arrival(choice: Choice) -> int:
-    return choice.arrival
+    def _count(self, choice: Choice, sign: int) -> None:
+        self.places += sign * choice.places
+        self.tokens += sign * choice.size
 
 
 FREE, RESERVED, RUNNING, LEAVING, LOADING = range(5)
@@ -317,24 +313,31 @@ class RequestTable:
         self.max_new = np.zeros(rows, np.int32)
         self.min_new = np.zeros(rows, np.int32)
         self.stops = np.full((rows, STOP_COLUMNS), NO_TOKEN, np.int32)
-        self.no_stop = np.zeros(rows, np.bool_)
-        self.many_stops = np.zeros(rows, np.bool_)
+        """The first stop ids, NO_TOKEN behind the last."""
         self.tops = np.full(rows, -1, np.int32)
         """Best log-probabilities asked for; -1: none, not even the drawn token's."""
         self.foreseen = np.zeros(rows, np.int32)
         """Tokens that the length estimator last expected it to produce in all."""
-        self.forks = np.zeros(rows, np.int32)
+        self.forking: dict[int, list[int]] = {}
+        """Of the rows whose choices stand for more: the rows that their forks will take."""
         self.processors: dict[int, ChoiceProcessors] = {}
         """Of the rows that have logits processors."""
         self.beams: dict[int, Beams] = {}
         """Of the rows that are beams of a search."""
         self.renewed: dict[int, bool] = {}
-        """Rows whose tokens the device does not know, and whether their table row is new as well."""
+        """Rows whose tokens the device does not know, and whether their table row is new to it as well."""
         self.probing: set[int] = set()
         """Rows whose prompt's log-probabilities, hidden states or score are wanted."""
         self.leases: dict[int, Lease] = {}
         """Of the rows that are loading."""
         self.choices: list[Choice | None] = [None] * rows
+        self._of_rows: tuple[dict[int, Any], ...] = (
+            self.forking,
+            self.processors,
+            self.beams,
+            self.renewed,
+            self.leases,
+        )
         self._free = list(range(rows - 1, -1, -1))
         self._running: Int32 | None = None
 
@@ -388,33 +391,34 @@ class RequestTable:
         """Give `choice` and its forks their rows; the KV of `cached` of its tokens is there already."""
         row = self._free.pop()
         choice.row = row
-        choice.reserved = [self._free.pop() for _ in range(choice.forks)]
-        self.status[choice.reserved] = RESERVED
+        if choice.forks:
+            self.forking[row] = [self._free.pop() for _ in range(choice.forks)]
+            self.status[self.forking[row]] = RESERVED
         self._describe(row, choice)
+        self.renewed[row] = True
         self.tokens[row, : choice.size] = choice.tokens()
         self.prefill[row] = self.length[row] = self.known[row] = choice.size
         self.computed[row] = self.settled[row] = self.taken[row] = self.entered[row] = cached
-        self.forks[row] = choice.forks
 
     def load(self, row: int, lease: Lease) -> None:
         """A source writes the KV of the admitted choice in `row`, which runs when that is done."""
-        self.status[row] = LOADING
+        self._set_status(row, LOADING)
         self.leases[row] = lease
-        self._running = None
 
     def loaded(self, row: int) -> None:
-        """The source has written all of it. The device has not heard of the row yet."""
+        """The source has written all of it."""
         lease = self.leases.pop(row)
         self.computed[row] = self.settled[row] = lease.end
         self.choice(row).request.loaded = True
-        self.status[row] = RUNNING
-        self.renewed[row] = True
-        self._running = None
+        self._set_status(row, RUNNING)
 
-    def enqueue(self, rows: Int32, ends: Int32) -> NDArray[np.intp]:
-        """A step computes `rows` up to `ends` tokens; returns the numbers of those that sample."""
+    def enqueue(self, rows: Int32, ends: Int32, most: Int32) -> Int32:
+        """A step computes `rows` up to `ends` tokens. It gives those that it completes at most `most` tokens each;
+        returns their numbers."""
         self.computed[rows] = ends
-        return np.flatnonzero(ends >= self.length[rows])
+        complete = np.flatnonzero(ends >= self.length[rows]).astype(np.int32)
+        self.length[rows[complete]] += most[complete]
+        return complete
 
     def enter(self, row: int, tokens: int) -> None:
         """The KV of the first `tokens` tokens is in the prefix cache."""
@@ -427,20 +431,14 @@ class RequestTable:
         """
         row, request = choice.row, choice.request
         twins = []
-        for number, at in enumerate(choice.reserved, start=1):
+        for number, at in enumerate(self.forking.pop(row), start=1):
             twin = request.choices[number] = Choice(request, number, choice.arrival + number, row=at)
             self._describe(at, twin)
             self.take_over(row, at)
             self.foreseen[at] = self.foreseen[row]
-            self.forks[at] = 0
             twins.append(twin)
-        choice.reserved, choice.forks = [], 0
-        self.forks[row] = 0
+        choice.forks = 0
         return twins
-
-    def sample(self, rows: Int32, most: Int32 | int) -> None:
-        """A step that was enqueued gives each of `rows` at most `most` tokens."""
-        self.length[rows] += most
 
     def postpone(self, row: int) -> None:
         """The last step that was enqueued samples nothing for `row`: its next row computes its last token again."""
@@ -460,10 +458,6 @@ class RequestTable:
             self.length[rows] -= unused
             self.computed[rows] -= unused
 
-    def write(self, rows: Int32, at: Int32, tokens: Int32) -> None:
-        """Token `at` of each of `rows` was read; `accept` follows."""
-        self.tokens[rows, at] = tokens
-
     def go_on(self, row: int, source: int, token: int) -> None:
         """A beam goes on as the beam in row `source` (maybe itself), whose tokens it has by now, with `token`."""
         known = int(self.known[row])
@@ -480,25 +474,19 @@ class RequestTable:
 
     def leave(self, row: int) -> None:
         """Its choice was preempted, and goes back to the queue when its last step was read."""
-        self.status[row] = LEAVING
-        self._running = None
+        self._set_status(row, LEAVING)
 
     def end(self, row: int) -> None:
         """Give up a row and those reserved for its choice's forks; results on their way are dropped."""
-        choice = self.choice(row)
-        for place in (*choice.reserved[::-1], row):
-            self.status[place] = FREE
+        self.choice(row).row = NO_ROW
+        for place in (*self.forking.get(row, ())[::-1], row):
+            self._set_status(place, FREE)
             self.epoch[place] += 1
             self.choices[place] = None
-            self.processors.pop(place, None)
-            self.beams.pop(place, None)
-            self.renewed.pop(place, None)
-            self.leases.pop(place, None)
             self.probing.discard(place)
             self._free.append(place)
-        choice.reserved = []
-        choice.row = NO_ROW
-        self._running = None
+            for values in self._of_rows:
+                values.pop(place, None)
 
     def _describe(self, row: int, choice: Choice) -> None:
         request, submit = choice.request, choice.request.submit
@@ -509,7 +497,7 @@ class RequestTable:
             self.beams[row] = request.beams
         if choice.number == 0 and (request.report is not None or submit.pool or submit.score):
             self.probing.add(row)
-        self.status[row] = RUNNING
+        self._set_status(row, RUNNING)
         self.arrival[row] = choice.arrival
         self.priority[row] = submit.priority
         self.owner[row] = request.owner
@@ -521,9 +509,10 @@ class RequestTable:
         self.limit[row] = len(request.prompt) + submit.max_new_tokens - 1
         self.stops[row] = NO_TOKEN
         self.stops[row, : len(submit.stop_ids)] = submit.stop_ids[:STOP_COLUMNS]
-        self.no_stop[row] = not submit.stop_ids
-        self.many_stops[row] = len(submit.stop_ids) > STOP_COLUMNS
         self.tops[row] = -1 if submit.sampling.logprobs is None else submit.sampling.logprobs
+
+    def _set_status(self, row: int, status: int) -> None:
+        self.status[row] = status
         self._running = None
 
 
@@ -584,39 +573,92 @@ class State:
             self.totals.prompt_tokens += len(request.prompt)
             self.totals.cached_tokens += request.cached
 
-    def preempt(self, row: int) -> None:
+    # --- a choice leaves its row -----------------------------------------------------------------------------------
+    # It offers what is valid of its KV to the prefix cache, then lets go of it.
+
+    def preempt(self, row: int, valid: int | None = None) -> None:
+        """The choice in `row` gives up its slots. It goes back to the queue when its last step was read.
+
+        `valid`: only the KV of its first tokens counts, and it goes back at once, without what is on its way.
+        A beam's search goes back as a whole, to its prompt: what it found so far is not kept.
+        """
+        table, choice = self.table, self.table.choice(row)
+        for member in choice.together:
+            self._let_go(member.row, valid)
+        if choice.request.beams is not None:
+            self._restart(choice.request, choice.request.beams)
+        elif valid is None and table.length[row] > table.known[row]:
+            table.leave(row)
+        else:
+            self.requeue(row)
+
+    def requeue(self, row: int) -> None:
         """The choice in `row`, which holds no KV any more, goes back to the queue with the tokens that are known."""
-        table = self.table
-        choice = table.choice(row)
+        table, choice = self.table, self.table.choice(row)
         choice.produced = table.tokens[row, len(choice.request.prompt) : table.known[row]].copy()
         table.end(row)
-        self._requeue(choice)
-
-    def restart(self, choice: Choice) -> None:
-        """The first beam of a search, which holds no KV any more, goes back to the queue without the others."""
-        request = choice.request
-        assert request.beams is not None
-        request.beams.restart()
-        for member in list(request.choices.values()):
-            self.table.end(member.row)
-            member.ended = member is not choice
-        request.choices = {0: choice}
-        choice.forks = request.beams.width - 1
-        self._requeue(choice)
-
-    def end(self, choice: Choice) -> None:
-        """`choice`, which holds no KV any more, has ended."""
-        if choice.row == NO_ROW:
-            self.queue.remove(choice)
-        else:
-            self.table.end(choice.row)
-        choice.ended = True
-        if choice.processors is not None:
-            choice.processors.dropped = True
-        del choice.request.choices[choice.number]
-        if not choice.request.choices:
-            del self.requests[choice.request.key]
-
-    def _requeue(self, choice: Choice) -> None:
         choice.queued_at = self.step
         self.queue.give_back(choice)
+
+    def unplace(self, choice: Choice) -> None:
+        """The choice was given a row in this step and does not get to run; it never left the queue."""
+        self._let_go(choice.row)
+        self.table.end(choice.row)
+
+    def end(self, choice: Choice, valid: int | None = None) -> None:
+        """The choice is done, wherever it stands; at most its first `valid` tokens stay in the prefix cache.
+
+        With a beam, all other beams of its search are done.
+        """
+        for member in choice.together:
+            if member.row == NO_ROW:
+                self.queue.remove(member)
+            else:
+                self._let_go(member.row, valid)
+                self.table.end(member.row)
+            if member.processors is not None:
+                member.processors.dropped = True
+            del member.request.choices[member.number]
+            if not member.request.choices:
+                del self.requests[member.request.key]
+
+    def fail(self, choice: Choice, error: Reason, valid: int | None = None) -> None:
+        """`end` it, because of `error`: this is where such a request is counted, and named in the log."""
+        if error[0] == CLIENTS_FAULT:
+            logger.info("request %s asked for what cannot be done", choice.name)
+        else:
+            self.totals.failed_requests += 1
+            logger.error(
+                "request %s ended with an error: %s",
+                choice.name,
+                error[1],
+                exc_info=None if choice.processors is None else choice.processors.cause,
+            )
+        self.end(choice, valid)
+
+    def _let_go(self, row: int, valid: int | None = None) -> None:
+        """Free the slots of `row`. What may be kept of its KV is that of steps that were read, and of its prompt what
+        is in the prefix cache already; at most that of its first `valid` tokens."""
+        table, space = self.table, self.space
+        lease = table.leases.get(row)
+        if lease is not None:
+            lease.source.cancel(lease)
+        elif table.status[row] != RUNNING:
+            return
+        salt = table.choice(row).request.submit.salt
+        most = int(max(table.settled[row], table.entered[row]))
+        if valid is not None and valid < most:
+            # A twin may have put more of what it holds into the cache: pass by there too before letting go.
+            space.match(salt, table.content(row, int(table.known[row])))
+            most = valid
+        space.release(row, salt, table.content(row, most))
+
+    def _restart(self, request: Request, beams: Beams) -> None:
+        first = request.choices[0]
+        beams.restart()
+        for member in request.choices.values():
+            self.table.end(member.row)
+        request.choices = {0: first}
+        first.forks = beams.width - 1
+        first.queued_at = self.step
+        self.queue.give_back(first)

@@ -7,7 +7,6 @@ A result for a choice that is gone finds a new epoch at its row and is dropped.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import deque
@@ -23,11 +22,11 @@ from llmcore.api.protocols import Decision, Int32, LengthEstimator, SchedulerLim
 from llmcore.kv.slots import RUN_TOKENS
 from llmcore.kv.space import KVGroup, KVSpace
 from llmcore.sched.capacity import Capacity, check_submit, fitting
-from llmcore.sched.in_flight import Results, add_errors, enqueue
+from llmcore.sched.in_flight import Results, add_error, enqueue
+from llmcore.sched.isolation import FailureIsolation
 from llmcore.sched.plan import InFlight, StepPlan, StepResult
 from llmcore.sched.policy import PATIENCE, StepView, fault, oldest_first
 from llmcore.sched.processors import ChoiceProcessors, Reason, Steered
-from llmcore.sched.release import FailureIsolation, Release, victim
 from llmcore.sched.request import (
     NO_ROW,
     RESERVED,
@@ -38,7 +37,6 @@ from llmcore.sched.request import (
     Request,
     RequestTable,
     State,
-    Totals,
 )
 
 log = logging.getLogger(__name__)
@@ -79,18 +77,20 @@ class Scheduler:
         drafts: int = 0,
         graph_rows: int = 0,
     ) -> None:
-        space = KVSpace(groups)
-        limits = fitting(limits, space)
-        table = RequestTable(limits.max_running, limits.max_total_len)
-        self._state = State(limits, table, space, estimator, ahead, drafts, graph_rows)
+        self.space = KVSpace(groups)
+        """The KV groups, for figures and checks."""
+        self.limits = fitting(limits, self.space)
+        """The limits, cut to what fits together."""
+        table = RequestTable(self.limits.max_running, self.limits.max_total_len)
+        self._state = State(self.limits, table, self.space, estimator, ahead, drafts, graph_rows)
+        self.totals = self._state.totals
+        """Counters since the start."""
         self._policy = policy
         self._priorities = priorities
-        self._release = Release(self._state)
-        self._isolation = FailureIsolation(self._state, self._release)
-        self._results = Results(self._state, self._release, self._isolation)
+        self._isolation = FailureIsolation(self._state)
+        self._results = Results(self._state, self._isolation)
         self._in_flight: deque[InFlight] = deque()
         self._arrivals = 0
-        self._leases = itertools.count()
         self._last_join = -limits.wait_steps
         self._passed_over = 0
         self._distrusted = False
@@ -99,21 +99,6 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing waits, runs or is on its way."""
         return not self._state.requests and not self._in_flight
-
-    @property
-    def totals(self) -> Totals:
-        """Counters since the start."""
-        return self._state.totals
-
-    @property
-    def limits(self) -> SchedulerLimits:
-        """The limits, cut to what fits together."""
-        return self._state.limits
-
-    @property
-    def space(self) -> KVSpace:
-        """The KV groups, for figures and checks."""
-        return self._state.space
 
     def check(self) -> None:
         """Assert what must hold between any two calls; for tests."""
@@ -160,52 +145,47 @@ class Scheduler:
         if request is not None:
             self.totals.aborts += 1
             for choice in list(request.choices.values()):
-                self._release.end(choice)
+                self._state.end(choice)
 
     def finish(self, owner: int, request_id: int, number: int, n_tokens: int) -> None:
         """End one choice, without events, as if it had produced only its first `n_tokens` tokens."""
         request = self._state.requests.get((owner, request_id))
-        choice = None if request is None else request.choices.get(number)
-        if request is None or choice is None:
+        if request is None or number not in request.choices:
             return
-        valid = None
-        if choice.row != NO_ROW:
-            # KV that it took from the cache or entered stays there, even behind its last token.
-            entered = int(self._state.table.entered[choice.row])
-            valid = min(self._release.valid(choice.row), max(len(request.prompt) + n_tokens, entered))
+        choice = request.choices[number]
+        # KV that it took from the cache or entered stays there, even behind its last token.
+        entered = 0 if choice.row == NO_ROW else int(self._state.table.entered[choice.row])
         self._state.estimator.observe(n_tokens)
-        self._release.end(choice, valid)
+        self._state.end(choice, max(len(request.prompt) + n_tokens, entered))
 
     def filled(self, lease: Lease) -> None:
         """The source has written all that it was to write: the request may run. One that is not loading any more is
         ignored."""
-        table = self._state.table
-        for row, open_lease in table.leases.items():
-            if open_lease is lease:
-                table.loaded(row)
-                return
+        if self._state.table.leases.get(lease.row) is lease:
+            self._state.table.loaded(lease.row)
 
     def lapse(self, now: float) -> None:
         """Take back the slots of leases that have expired by `now` (time.monotonic()); their requests wait again, and
         compute their prompts themselves."""
         for row in [row for row, lease in self._state.table.leases.items() if lease.expires <= now]:
-            self._release.preempt(row)
+            self._state.preempt(row)
 
     def queue_stats(self) -> QueueStats:
         """The queue, and the room that there is now. Slots are those of the first group."""
         queue, group = self._state.queue, self._state.space.groups[0]
-        free = (group.pool.total - group.pool.live) * group.granule
-        return QueueStats(queue.places, queue.tokens, self._state.table.places, free)
+        return QueueStats(
+            choices=queue.places,
+            tokens=queue.tokens,
+            places=self._state.table.places,
+            slots=(group.pool.total - group.pool.live) * group.granule,
+        )
 
     def expire(self, before: float, error: Reason) -> dict[int, StepEvents]:
         """End with `error` the requests that were received before that time and have never run. Returns errors by
         owner, as events."""
-        events: dict[int, StepEvents] = {}
-        fresh = self._state.queue.fresh()
-        for choice in [choice for choice in fresh if 0.0 < choice.request.submit.received < before]:
-            add_errors(events, [choice], error, time.monotonic())
-            self._release.end(choice)
-        return events
+        fresh = self._state.queue.fresh.values()
+        late = [(choice, error) for choice in fresh if 0.0 < choice.request.submit.received < before]
+        return self._end(late, failed=False)
 
     def who(self, index: int) -> tuple[int, int]:
         """(owner, request id) of the request that has `index` in plans; ids as submitted."""
@@ -215,9 +195,8 @@ class Scheduler:
         """A snapshot: requests, the first group's slots in tokens, the future peak as last foreseen, and totals."""
         state = self._state
         group = state.space.groups[0]
-        running = int(np.count_nonzero(state.table.status > RESERVED))
         return Load(
-            running=running,
+            running=int(np.count_nonzero(state.table.status > RESERVED)),
             waiting=len(state.queue),
             waiting_tokens=state.queue.tokens,
             kv_live=group.pool.live * group.granule,
@@ -250,12 +229,7 @@ class Scheduler:
         """Take a step's results; plans are committed in the order they were made. Returns events by owner."""
         if not self._in_flight or self._in_flight[0].plan.number != plan.number:
             raise ValueError("plans are committed once, in the order in which they were made")
-        suspect = self._isolation.suspect()
-        tried = NO_ROW if suspect is None else suspect.row
-        rows, events = self._results.take(self._in_flight.popleft(), result)
-        if tried in rows:
-            self._isolation.passed()
-        return events
+        return self._results.take(self._in_flight.popleft(), result)
 
     def steering(self, plan: StepPlan) -> list[Steered]:
         """The logits processors of the newest plan's late samples, by the number of the sample."""
@@ -267,28 +241,29 @@ class Scheduler:
 
         Call it before the next plan is made.
         """
-        step, table = self._in_flight[-1], self._state.table
-        if step.plan.number != plan.number:
-            raise ValueError("only the newest plan's tokens can be postponed")
+        step, table = self._newest(plan), self._state.table
         for request in late:
-            (row,), (sample,) = np.flatnonzero(plan.request == request), np.flatnonzero(plan.sample_request == request)
-            if table.epoch[request] == step.row_epoch[row]:
+            if table.epoch[request] == step.epochs[request]:
                 self.totals.late_masks += 1
                 table.postpone(request)
-            step.row_epoch[row] = step.sample_epoch[sample] = NO_EPOCH
+            step.epochs[request] = NO_EPOCH
 
     def expel(self, plan: StepPlan, errors: Mapping[int, Reason]) -> dict[int, StepEvents]:
         """The requests `errors` of the newest plan end, each with its error. Returns errors by owner, as events."""
-        step, table = self._in_flight[-1], self._state.table
-        samples = {request: np.flatnonzero(plan.sample_request == request)[0] for request in errors}
-        alive = [request for request, at in samples.items() if table.epoch[request] == step.sample_epoch[at]]
-        return self._fail([(table.choice(request), errors[request]) for request in alive])
+        step, table = self._newest(plan), self._state.table
+        alive = [request for request in errors if table.epoch[request] == step.epochs[request]]
+        return self._end([(table.choice(request), errors[request]) for request in alive])
+
+    def _newest(self, plan: StepPlan) -> InFlight:
+        if self._in_flight[-1].plan.number != plan.number:
+            raise ValueError("only the newest plan's requests can be postponed or expelled")
+        return self._in_flight[-1]
 
     def give_up(self) -> dict[int, StepEvents]:
         """End requests whose logits processors never answer. Returns errors by owner, as events."""
         now = time.monotonic()
         bound = [(choice, one) for choice in self._state.choices() for one in choice.all_processors]
-        return self._fail([(choice, one.error) for choice, one in bound if one.overdue(now) and one.error])
+        return self._end([(choice, one.error) for choice, one in bound if one.overdue(now) and one.error])
 
     def fail(self, plan: StepPlan, error: Reason) -> dict[int, StepEvents]:
         """The step of `plan` failed and it and all after it were discarded. Returns errors by owner, as events.
@@ -299,17 +274,12 @@ class Scheduler:
         while self._in_flight and self._in_flight[-1].plan.number >= plan.number:
             discarded.append(self._in_flight.pop())
         self.totals.failed_steps += bool(discarded)
-        return self._fail([(choice, error) for choice in self._isolation.take_back(discarded)])
+        return self._end([(choice, error) for choice in self._isolation.take_back(discarded)])
 
     def abandon(self, error: Reason) -> dict[int, StepEvents]:
         """The engine is lost: everything that waits or runs ends with `error`."""
         self._in_flight.clear()
-        events: dict[int, StepEvents] = {}
-        for choice in self._state.choices():
-            if not choice.ended:
-                add_errors(events, [choice], error, time.monotonic())
-                self._release.end(choice)
-        return events
+        return self._end([(choice, error) for choice in self._state.choices()], failed=False)
 
     # --- planning ----------------------------------------------------------------------------------------------
 
@@ -317,14 +287,12 @@ class Scheduler:
         state = self._state
         if not state.requests:
             return None
-        view = self._view()
-        rows, n_query = self._settle(view, self._decide(view))
-        if not rows.size and not self._in_flight:
-            self._release_unused(view, rows)
+        for decide in (self._decide, oldest_first):
             view = self._view()
-            rows, n_query = self._settle(view, oldest_first(view))
-        rows, n_query = self._secure(view, rows, n_query)
-        self._release_unused(view, rows)
+            rows, n_query = self._secure(view, *self._rows_of(view, decide(view)))
+            view.keep(rows)
+            if rows.size or self._in_flight:
+                break
         if not rows.size:
             return None
         if state.drafts:
@@ -332,7 +300,7 @@ class Scheduler:
         for choice in view.placed:
             state.admitted(choice)
             self._last_join = state.step
-        step = enqueue(state, rows, n_query, view.placed)
+        step = enqueue(state, rows, n_query)
         self._in_flight.append(step)
         state.step += 1
         return step.plan
@@ -344,10 +312,11 @@ class Scheduler:
             # Left out: choices whose logits processors are late, and beams that wait for others of their search.
             waiting = [row for row, processors in table.processors.items() if processors.held]
             waiting += [row for row in table.beams if table.length[row] > table.known[row]]
-            running = running[~np.isin(running, waiting)] if waiting else running
+            running = running[~np.isin(running, waiting)]
         suspect = self._isolation.suspect()
         if suspect is not None:
-            return self._isolation.view(suspect, running)
+            alone = np.isin(running, [choice.row for choice in suspect.together])
+            return StepView(state, running[alone], [suspect], admit=True)
         admit = state.step - self._last_join >= state.limits.wait_steps or not running.size
         return StepView(state, running, state.queue, admit=admit)
 
@@ -365,13 +334,16 @@ class Scheduler:
         name = type(self._policy).__name__
         TALLIES.count("plugin_failures", name, "scheduler")
         if not self._distrusted:
-            what = "the scheduling policy %s is overruled: %s; such steps run the oldest requests first instead"
-            log.error(what, name, wrong)
             self._distrusted = True
+            log.error(
+                "the scheduling policy %s is overruled: %s; such steps run the oldest requests first instead",
+                name,
+                wrong,
+            )
         self._passed_over = 0
         return oldest_first(view)
 
-    def _settle(self, view: StepView, decision: Decision) -> tuple[Int32, Int32]:
+    def _rows_of(self, view: StepView, decision: Decision) -> tuple[Int32, Int32]:
         """The rows of a decision, chunks cut back to granule borders; rows that are left with nothing are left out."""
         state, table = self._state, self._state.table
         rows, n_query = np.asarray(decision.rows, np.int32), np.asarray(decision.n_query, np.int32)
@@ -402,18 +374,17 @@ class Scheduler:
         if source is None or end == start:
             return False
         rows, starts, ends = np.array([[row], [start], [end]], np.int32)
-        view.placed.remove(choice)
         if not state.space.secure(rows, starts, ends):
-            self._release.unplace(choice)
+            view.unplace(choice)
             return True
+        view.placed.remove(choice)
         for group in state.space.groups:
             group.grow(rows, ends, table.limit[rows])
         state.admitted(choice)
         granules = tuple(
             group.row(row)[start // group.granule : group.granules(end)].copy() for group in state.space.groups
         )
-        expires = time.monotonic() + source.seconds
-        lease = Lease(next(self._leases), request.key, start, end, granules, expires, source)
+        lease = Lease(row, request.key, start, end, granules, time.monotonic() + source.seconds, source)
         table.load(row, lease)
         source.begin(lease)
         return True
@@ -422,26 +393,18 @@ class Scheduler:
         """Have slots for all rows: evict, take reserves back, then preempt; the oldest request always stays."""
         state, table = self._state, self._state.table
         trimmed = False
-        while rows.size:
-            starts = table.computed[rows]
-            if state.space.secure(rows, starts, starts + n_query):
-                break
+        while rows.size and not state.space.secure(rows, table.computed[rows], table.computed[rows] + n_query):
             running = table.running()
             if not trimmed:
                 state.space.trim(running, table.computed[running])
                 trimmed = True
-                continue
-            if table.leases:
-                self._release.preempt(list(table.leases)[-1])
-                continue
-            leaving = victim(running, table)
-            choice = table.choice(leaving)
-            if choice in view.placed:
-                view.placed.remove(choice)
-                self._release.unplace(choice)
+            elif table.leases:
+                state.preempt(list(table.leases)[-1])
+            elif (newest := victim(table)) in view.placed:
+                view.unplace(newest)
             else:
                 self.totals.preemptions += 1
-                self._release.preempt(leaving)
+                state.preempt(newest.row)
             stays = table.status[rows] == RUNNING
             rows, n_query = rows[stays], n_query[stays]
         return rows, n_query
@@ -463,19 +426,25 @@ class Scheduler:
         more = n_query + drafts
         return more if state.space.secure(rows, starts, starts + more) else n_query
 
-    def _release_unused(self, view: StepView, rows: Int32) -> None:
-        """Take places back from candidates that were found to fit but do not run."""
-        runs = set(rows.tolist()) if view.placed else set()
-        for choice in view.placed:
-            if choice.row not in runs:
-                self._release.unplace(choice)
-        view.placed = [choice for choice in view.placed if choice.row != NO_ROW]
-
-    def _fail(self, failed: Sequence[tuple[Choice, Reason]]) -> dict[int, StepEvents]:
-        """End choices, each with its error. Returns errors by owner, as events."""
+    def _end(self, ending: Sequence[tuple[Choice, Reason]], *, failed: bool = True) -> dict[int, StepEvents]:
+        """End choices, each with its error; `failed`: the model or a plugin failed on them. Returns errors by owner,
+        as events."""
         events: dict[int, StepEvents] = {}
-        for choice, error in failed:
-            if not choice.ended:  # a beam ends with the other beams of its search
-                add_errors(events, [choice], error, time.monotonic())
-                self._release.fail(choice, error)
+        for choice, error in ending:
+            if choice.ended:  # a beam ends with the other beams of its search
+                continue
+            add_error(events, choice, error)
+            if failed:
+                self._state.fail(choice, error)
+            else:
+                self._state.end(choice)
         return events
+
+
+def victim(table: RequestTable) -> Choice:
+    """The running choice to preempt: the newest of the lowest priority that is neither the oldest nor a beam of the
+    oldest's search."""
+    running = table.running()
+    spared = [choice.row for choice in table.choice(int(running[0])).together]
+    others = running[~np.isin(running, spared)]
+    return table.choice(int(others[np.argsort(table.priority[others], kind="stable")[-1]]))

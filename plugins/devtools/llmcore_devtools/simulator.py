@@ -18,8 +18,8 @@ from llmcore.api.bridge import BeamSearch, Finish, Prompt, StepEvents, Submit, e
 from llmcore.api.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.kv.space import KVGroup
 from llmcore.registry.loader import load
+from llmcore.sched.isolation import TRIALS
 from llmcore.sched.plan import StepPlan, StepResult
-from llmcore.sched.release import TRIALS
 from llmcore.sched.request import Lease, Totals
 from llmcore.sched.scheduler import Scheduler
 

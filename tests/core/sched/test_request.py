@@ -12,7 +12,7 @@ from source import CORE, parsed
 
 COUNTERS = {
     *("status", "epoch", "length", "known", "computed", "settled", "prefill", "taken", "entered", "foreseen", "forks"),
-    *("row", "reserved", "produced", "queued_at", "untried", "ended"),
+    *("row", "produced", "queued_at", "untried", "ended"),
 }
 """What a request's transitions count: columns of RequestTable, and attributes of Choice."""
 
@@ -41,8 +41,8 @@ def test_a_choice_knows_its_tokens_and_its_forks_run_where_they_were_reserved() 
     table, one = RequestTable(4, 10), choice(0, n=3)
     assert (one.places, one.size, one.tokens().tolist()) == (3, 2, [1, 2])
     table.admit(one, 0)
-    assert (one.row, one.reserved, table.places) == (0, [1, 2], 1)
-    assert table.enqueue(table.running(), np.array([2], np.int32)).tolist() == [0]
+    assert (one.row, table.forking, table.places) == (0, {0: [1, 2]}, 1)
+    assert table.enqueue(table.running(), *np.array([[2], [1]], np.int32)).tolist() == [0]
     second, third = table.fork(one)
     assert [(twin.number, twin.row, twin.arrival, twin.places, twin.size) for twin in (second, third)] == [
         (1, 1, 1, 1, 2),

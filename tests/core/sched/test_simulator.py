@@ -114,7 +114,7 @@ def test_where_only_small_steps_succeed_everyone_is_answered(scenario: Scenario,
 
 
 def test_it_finds_a_scheduler_that_ends_those_who_failed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcore.sched.release.TRIALS", 0)
+    monkeypatch.setattr("llmcore.sched.isolation.TRIALS", 0)
     with pytest.raises(AssertionError, match="another's error"):
         simulate(FCFS, Scenario(seed=3, failures=0.1))
 

@@ -109,7 +109,7 @@ class _Parts:
             outputs=build.op("step_outputs"),
             slots=tuple(build.op("kv_slots", granule=group.layout.granule) for group in groups),
         )
-        sampler = (RowScorer if scores else RowSampler)(self.device, tables, samplers, vocabulary)
+        sampler = (RowScorer if scores else RowSampler)(tables, samplers, vocabulary)
         kernels = self.config.kernels
         return ModelRunner(
             self.loaded.model,

@@ -133,7 +133,7 @@ class Engine:
             return [*given_up, self._read()] if self._flying else given_up
         steered = self._scheduler.steering(plan)
         events = given_up + self._enqueue(plan)
-        if self._flying and self._flying[-1].pending is not None:
+        if self._flying and self._flying[-1].logits is not None:
             # Its processors need the tokens of the steps before it; its own forward runs meanwhile.
             while len(self._flying) > 1:
                 events.append(self._read())

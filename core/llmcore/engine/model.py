@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
+from torch import Tensor
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import ModelConfig
@@ -18,7 +19,8 @@ from llmcore.api.specs import DeviceSpec, ModelSpec
 from llmcore.config import Config
 from llmcore.engine.budget import total_len
 from llmcore.engine.dry_model import STEP_OPS, DryBuild, ModeFit, settle_granules
-from llmcore.layers.build import Build
+from llmcore.layers.build import AttentionKernels, Build
+from llmcore.layers.step import Step
 from llmcore.registry.inspect import best_device
 from llmcore.registry.loader import load
 from llmcore.registry.modes import Pins, apply_modes
@@ -75,6 +77,26 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total): how far a start-up has come; "weights" counts bytes."""
+
+
+class Model(Protocol):
+    """A family's model as the engine sees it (`layers.Decoder` is one).
+
+    `attention_kernels`: by KV group, the kernels that plan on the host before a step; none for a group that needs
+    no plan.
+    """
+
+    config: ModelConfig
+    attention_kernels: Mapping[str, AttentionKernels]
+
+    def __call__(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        """(hidden, residual) of the step's sampled tokens, [S, hidden size] each; of all where `sampled` is None."""
+
+    def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[S, vocabulary] of any float type, of S tokens' hidden states."""
+
+    def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[S, hidden size], what `logits` are computed from. Without this the server has no embeddings."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmcore.api.bridge import LengthDecay, SamplingParams
-from llmcore.api.protocols import Device, Int32
+from llmcore.api.protocols import Int32
 from llmcore.api.specs import bucket_of
 from llmcore.engine.upload import Tables, Upload
 from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
@@ -72,10 +72,7 @@ class RowSampler:
     biases. Everything else is a column on the device.
     """
 
-    def __init__(
-        self, device: Device, tables: Tables, samplers: Mapping[str, Sequence[Sampler]], vocab_size: int
-    ) -> None:
-        self._device = device
+    def __init__(self, tables: Tables, samplers: Mapping[str, Sequence[Sampler]], vocab_size: int) -> None:
         self._tables = tables
         self._samplers = samplers
         self._vocab_size = vocab_size
@@ -188,17 +185,6 @@ class RowSampler:
         if count not in self._greedy:
             self._greedy[count] = plain_rows(count, temperature=0.0).to(self._tables.lengths.device)
         return self._greedy[count]
-
-    def to_host(self, out: Sampled, count: int) -> Sampled:
-        """Start the copy of the first `count` rows to the host; the step's event says when it is complete.
-
-        `finite` stays behind: op `step_outputs` has said it with the tokens.
-        """
-        columns: dict[str, Tensor | None] = {f.name: getattr(out, f.name) for f in fields(out) if f.name != "finite"}
-        host = {
-            name: None if column is None else self._device.to_host(column[:count]) for name, column in columns.items()
-        }
-        return replace(out, **host)  # type: ignore[arg-type]
 
     def _admit(self, admitted: Admitted) -> None:
         index, sampling = admitted.index, admitted.sampling

@@ -21,15 +21,6 @@ _PATIENCE = 0.01
 """Seconds to wait for masks when every row of the step needs one, so that going on without them serves no row."""
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A forward in flight: its logits [S, V], padding included."""
-
-    packed: Packed
-    frame: Frame | None
-    logits: Tensor
-
-
 @dataclass
 class Outcome:
     """The late samples of a step, sorted by what their logits processors have said."""

@@ -127,7 +127,7 @@ def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
     groups = [group_kv("kv", layout, 128 // granule, device.torch_device)]
     ops = StepOps(build.op("step_inputs"), build.op("step_outputs"), (build.op("kv_slots", granule=granule),))
     sampler, most = (
-        RowSampler(device, tables, samplers, config.vocab_size),
+        RowSampler(tables, samplers, config.vocab_size),
         {"graph_rows": graph_rows, "graph_bytes": 1},
     )
     runner = ModelRunner(model, device, tables, groups, sampler, ops, **most)

@@ -83,17 +83,14 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
     device = find_device(registry, asked.device or "auto")
-    if asked.model is not None and asked.mode:
-        from llmcore.engine.dry_model import mode_fit_of
-
-        mode_fit_of(resolve_model(asked.model), registry, device, asked.dtype, asked.deterministic).check(asked.mode)
-    pins = apply_modes(asked.mode, registry, device, asked.kernel)
     if asked.model is not None:
-        from llmcore.engine.dry_model import resolutions_of
+        from llmcore.engine.dry_model import blueprint_at
 
-        found = resolutions_of(resolve_model(asked.model), registry, device, pins, asked.dtype, asked.deterministic)
+        plain = blueprint_at(resolve_model(asked.model), registry, device, asked.dtype, asked.deterministic)
+        found = plain.pinned(asked.mode, asked.kernel).resolutions()
         rows = choice_rows((resolution.context, resolution) for resolution in found)
     else:
+        pins = apply_modes(asked.mode, registry, device, asked.kernel)
         dtype = data_type(asked.dtype or "bf16")
         rows = choices_for_specs(registry, device, dtype, pins.layout or asked.layout, pins, asked.deterministic)
     return [row for row in rows if asked.op in (None, row.op)]

@@ -36,9 +36,9 @@ def command(
     if model is None:
         rows = mode_rows(registry, lambda mode: mode_misfit(mode, registry, info))
     else:
-        from llmcore.engine.dry_model import mode_fit_of
+        from llmcore.engine.dry_model import blueprint_at
 
-        rows = mode_rows(registry, mode_fit_of(Path(model), registry, info, dtype, deterministic).misfit)
+        rows = mode_rows(registry, blueprint_at(Path(model), registry, info, dtype, deterministic).misfit)
     show_rows(rows, as_json, ("MODE", "PINS", "FROM", "FITS"), [_line(row) for row in rows])
     show_failures(registry)
 

@@ -14,13 +14,11 @@ from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.config import Config, Memory
 from llmcore.config.process import memory_note
 from llmcore.engine.budget import Budget, Machine, predict, total_len
-from llmcore.engine.dry_model import dry_model
+from llmcore.engine.dry_model import blueprint
 from llmcore.layers.layout import Layout
-from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import stored_shapes
-from llmcore.weights.quant import find_quantization
-from llmcore.weights.source import open_checkpoint, read_model_as_set
+from llmcore.weights.source import open_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -213,12 +211,10 @@ def mib(size: int) -> str:
 
 def _predicted(config: Config, registry: Registry, device: Device, machine: Machine) -> Budget:
     checkpoint = open_checkpoint(registry, config.model.path, weights=False)
-    family, model = read_model_as_set(registry, checkpoint.config(), config)
-    pins = apply_modes(config.kernels.mode, registry, device.info, config.kernels.kernel)
-    quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
-    dry, build = dry_model(family, model, registry, device.info, pins, config.kernels.deterministic, quantized)
-    layouts = [build.layout(group.name) for group in model.kv_groups]
-    return predict(model, stored_shapes(dry), config, machine, token_bytes(layouts))
+    plan = blueprint(config, registry, device.info, checkpoint).pinned(config.kernels.mode, config.kernels.kernel)
+    dry, build = plan.dry()
+    layouts = [build.layout(group.name) for group in plan.model.kv_groups]
+    return predict(plan.model, stored_shapes(dry), config, machine, token_bytes(layouts))
 
 
 def _name(device: Device) -> str:

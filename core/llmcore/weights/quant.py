@@ -67,11 +67,6 @@ def linear_method_of(quantized: Quantized | None) -> LinearMethod:
     return (None if quantized is None else quantized.method.linear_method) or Unquantized()
 
 
-def name_of(quantized: Quantized | None) -> str | None:
-    """The method's name, for listings; None without quantization."""
-    return None if quantized is None else quantized.name
-
-
 def describe(quantization: Mapping[str, Any]) -> str:
     """A quantization_config in a few words: its method and its short values."""
     name = quantization.get("quant_method")

@@ -37,7 +37,7 @@ class InProcessBridge:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
-        atexit.register(self._leave)
+        atexit.register(self._end)
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Queue `request`. Its errors come as events. Raises RequestError (503) when the engine has ended."""
@@ -63,16 +63,14 @@ class InProcessBridge:
 
     def close(self) -> None:
         """End the thread; what is open gets an error."""
-        atexit.unregister(self._leave)
-        self._closing = True
-        self._wake.set()
-        self._thread.join()
+        atexit.unregister(self._end)
+        self._end(None)
 
-    def _leave(self) -> None:
-        """Python exits: see EXIT_SECONDS."""
+    def _end(self, seconds: float | None = EXIT_SECONDS) -> None:
+        """End the thread; without `seconds`, when Python exits: see EXIT_SECONDS."""
         self._closing = True
         self._wake.set()
-        self._thread.join(EXIT_SECONDS)
+        self._thread.join(seconds)
 
     def _post(self, message: Message) -> bool:
         """False if the thread has ended, so that no message is read any more."""

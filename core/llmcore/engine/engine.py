@@ -104,7 +104,7 @@ class Engine:
         stats = self._scheduler.queue_stats()
         if not self._builder.open:
             return stats
-        unmade = list(self._builder.requests())
+        unmade = [making.request for making in self._builder.open.values()]
         return replace(
             stats,
             choices=stats.choices + sum(request.choices for request in unmade),
@@ -146,17 +146,18 @@ class Engine:
         """The device is lost: everything ends with an error."""
         self._flying.clear()
         error = RequestError(message, code="engine_failed", status=503)
-        unmade = [{owner: refusal(request, error)} for request, owner in self._builder.clear()]
+        unmade = [{making.owner: refusal(making.request, error)} for making in self._builder.open.values()]
+        self._builder.open.clear()
         return [self._scheduler.abandon(("engine_failed", message)), *unmade]
 
     def _give_up(self) -> list[Events]:
         """Every _LOOK_SECONDS, end requests that wait for a processor for too long."""
-        self._processors.hurry()
+        self._processors.threads.hurry()
         now = time.monotonic()
         if now < self._looks_at:
             return []
         self._looks_at = now + _LOOK_SECONDS
-        self._processors.tend()
+        self._processors.threads.tend()
         events = self._scheduler.give_up()
         return [events] if events else []
 
@@ -164,14 +165,14 @@ class Engine:
         """Queue the requests whose logits processors are made. Returns the errors of those that
         cannot be served, and a notice for each whose processors leave out a part of their arguments."""
         events: list[Events] = []
-        for made in self._builder.done() if self._builder.open else ():
+        for made, result in self._builder.done() if self._builder.open else ():
             try:
                 with _own_failure(made.request):
-                    if isinstance(made.result, RequestError):
-                        raise made.result
-                    self._scheduler.submit(self._salted(made.request), made.owner, made.result.choices)
-                    if made.result.unenforced:
-                        events.append({made.owner: notice(made.request, made.result.unenforced)})
+                    if isinstance(result, RequestError):
+                        raise result
+                    self._scheduler.submit(self._salted(made.request), made.owner, result.choices)
+                    if result.unenforced:
+                        events.append({made.owner: notice(made.request, result.unenforced)})
             except RequestError as error:
                 events.append({made.owner: refusal(made.request, error)})
         return events

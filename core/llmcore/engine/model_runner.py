@@ -195,13 +195,13 @@ class ModelRunner:
     def draw(self, step: Launched, steered: Sequence[Steered]) -> Outcome:
         """Enqueue the draw of a step that has `logits`; every step before it must have been read. `steered`: the
         logits processors of its late samples."""
-        logits, plan, packed, frame = step.logits, step.plan, step.prepared.packed, step.prepared.frame
+        logits, plan, packed = step.logits, step.plan, step.prepared.packed
         assert logits is not None
         outcome = settle(plan, steered, step.event)
         upload = self._drawing
         upload.clear()
-        put_outputs(plan, packed, frame, outcome.late, upload)
-        draw = self._sampler.pack(plan, upload, packed.n_samples, outcome.ready)
+        put_outputs(plan, packed.sizes, outcome.late, self._tables.scratch, upload)
+        draw = self._sampler.pack(plan, upload, packed.sizes.samples, outcome.ready)
         upload.seal()
         upload.send()
         on_device = any(bound.devices for _, bound in outcome.ready)
@@ -209,7 +209,7 @@ class ModelRunner:
         if self._graphs is None or not fits or on_device or draw.biases or draw.rises:
             out = self._drawn(logits, step.prepared, draw, outcome if on_device else None)
         else:
-            key = ("draw", frame, draw, packed.keys)
+            key = ("draw", step.prepared.frame, draw, packed.keys)
             layout = (packed.upload.layout, upload.layout)
             out = self._graphs.run(key, layout, lambda: self._drawn(logits, step.prepared, draw, None))
         assert out.drawn is not None
@@ -241,7 +241,7 @@ class ModelRunner:
         packed = self._packer.pack(plan, frame, upload)
         if plan.probes or plan.pools:
             put_probed(plan, upload)
-        draw = None if plan.late.size else self._sampler.pack(plan, upload, packed.n_samples)
+        draw = None if plan.late.size else self._sampler.pack(plan, upload, packed.sizes.samples)
         # A steady decode step needs one copy only. Long columns go elsewhere, so that they never make a frame grow.
         changes = self._changes if plan.admitted or any(plan.copies) else upload
         return Prepared(plan, packed, draw, frame, changes)
@@ -276,7 +276,7 @@ class ModelRunner:
         else:
             scores, fine = changed(logits, self._tables, prepared.plan, steered)
             out = replace(self._sampler.draw(scores, sample_request, replace(draw, logprobs=-1), upload), finite=fine)
-        read = self._outputs(bucket_of(packed.n_tokens), request, n_query, sample_request, out.tokens, out.finite)
+        read = self._outputs(bucket_of(packed.sizes.tokens), request, n_query, sample_request, out.tokens, out.finite)
         if steered is not None and draw.logprobs >= 0:
             out = with_logprobs(logits.float(), read.clamp(min=0), fine, draw.logprobs)
         return Forward(replace(out, tokens=read))
@@ -284,7 +284,7 @@ class ModelRunner:
     def _forward(self, prepared: Prepared) -> Forward:
         """The work between a step's columns and its tokens, on the device alone; this is what is captured."""
         plan, packed, draw = prepared.plan, prepared.packed, prepared.draw
-        upload, n = packed.upload, packed.n_samples
+        upload, n = packed.upload, packed.sizes.samples
         request, n_query = upload.get("request"), upload.get("n_query")
         step = self._step(packed, request, n_query)
         states, probed = self._model(step), None
@@ -311,7 +311,7 @@ class ModelRunner:
         return read
 
     def _step(self, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
-        tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.n_tokens)
+        tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.sizes.tokens)
         state = (tables.history, tables.computed, tables.prompt_len)
         tokens, positions, owner, prompt_len, kv_len = self._ops.inputs[bucket](
             state, request, n_query, upload.get("row"), upload.get("offset")

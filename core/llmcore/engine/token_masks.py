@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmcore.api.errors import reraise_if_stopping
 from llmcore.api.protocols import Event
-from llmcore.engine.upload import Packed, Tables, Upload
+from llmcore.engine.upload import Tables, Upload, padded_to
 from llmcore.sched.plan import Frame, StepPlan
 from llmcore.sched.processors import ChoiceProcessors, Steered
 
@@ -60,17 +60,13 @@ def _wait(bound: Sequence[ChoiceProcessors], samples: int, forward: Event) -> No
         waiting[0].wait(_POLL)
 
 
-def put_outputs(plan: StepPlan, packed: Packed, frame: Frame | None, late: Sequence[int], upload: Upload) -> None:
-    """The columns by which the tables move on: they stay where they are for the requests that are `late`."""
-    rows = plan.request.size if frame is None else frame.rows
-    n_query = np.zeros(rows, np.int32)
-    n_query[: plan.request.size] = np.where(np.isin(plan.request, late), 0, plan.n_query)
-    sample = np.full(packed.n_samples, packed.scratch, np.int32)
-    sample[: plan.sample_request.size] = np.where(
-        np.isin(plan.sample_request, late), packed.scratch, plan.sample_request
-    )
-    upload.put("n_query", n_query)
-    upload.put("sample_request", sample)
+def put_outputs(plan: StepPlan, sizes: Frame, late: Sequence[int], scratch: int, upload: Upload) -> None:
+    """The columns by which the tables move on: they stay where they are for the requests that are `late`. `sizes`:
+    those that the step is padded to; `scratch`: the request that stands for padding."""
+    n_query = np.where(np.isin(plan.request, late), 0, plan.n_query)
+    sample = np.where(np.isin(plan.sample_request, late), scratch, plan.sample_request)
+    upload.put("n_query", padded_to(sizes.rows, n_query))
+    upload.put("sample_request", padded_to(sizes.samples, sample, scratch))
 
 
 def changed(logits: Tensor, tables: Tables, plan: StepPlan, outcome: Outcome) -> tuple[Tensor, Tensor]:

@@ -209,7 +209,7 @@ def run(name: str, bench: BenchEngine, waves: Iterable[Sequence[Submit]], *, one
         f"{name}: {len(asked):,} requests, at most {most_running:,} at once, {time.perf_counter() - began:.1f} s, "
         f"{after.steps - before.steps:,} steps, "
         f"{after.preemptions - before.preemptions:,} preemptions, KV at most {most_live / after.kv_total:.1%} full, "
-        f"{engine.captured} captured steps so far",
+        f"{engine.load().graphs} captured steps so far",
         flush=True,
     )
     if after.kv_live or after.running or after.waiting:

@@ -71,11 +71,6 @@ class Engine:
         """Nothing runs, waits or is in flight."""
         return not self._flying and self._scheduler.idle and not self._builder.open
 
-    @property
-    def captured(self) -> int:
-        """Steps that are captured so far."""
-        return self._runner.graphs
-
     def submit(self, request: Submit, owner: int = 0) -> None:
         """Queue a request. Raises RequestError if it is wrong, can never fit, or cannot be queued.
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from gpu import config_of
 from llmcore.api.bridge import Finish, Prompt, SamplingParams, StepEvents, Submit
-from llmcore.engine.budget import DEFAULT_TOTAL_LEN
+from llmcore.engine.memory import DEFAULT_TOTAL_LEN
 from llmcore.engine.model import pick_device
 from llmcore.sched.plan import MIXED_TOKENS, padded
 from llmcore_devtools.bench.engine_runs import BenchEngine

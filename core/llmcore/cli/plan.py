@@ -17,7 +17,7 @@ from llmcore.api.protocols import Device
 from llmcore.api.specs import DeviceSpec, KVLayoutSpec
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import with_model_resolved
-from llmcore.engine.budget import Budget, Machine, predict
+from llmcore.engine.memory import Budget, Machine, predict
 from llmcore.registry.inspect import find_device
 from llmcore.registry.loader import load
 from llmcore.registry.modes import apply_modes

@@ -16,17 +16,18 @@ from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.api.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
 from llmcore.config import Config, Kernels
-from llmcore.engine.budget import GRAPH_BYTES, Budget, Machine, predict
-from llmcore.engine.dry_model import fallbacks
-from llmcore.engine.engine import Engine
-from llmcore.engine.kv_capacity import (
-    OUT_OF_MEMORY,
-    Room,
+from llmcore.engine.dry_model import blueprint, fallbacks
+from llmcore.engine.engine import OUT_OF_MEMORY, Engine
+from llmcore.engine.memory import (
+    GRAPH_BYTES,
+    Budget,
+    Machine,
     figures,
     fit,
     kv_capacity,
     kv_room,
     kv_short,
+    predict,
     scheduler_limits,
     stall_ms,
     step_short,
@@ -48,6 +49,8 @@ from llmcore.registry.official import kernels_that_help
 from llmcore.registry.registry import Registry
 from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler
+from llmcore.weights.load import stored_shapes
+from llmcore.weights.source import open_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +94,6 @@ class _Parts:
         """KV of one token over all groups."""
         return token_bytes(self.layouts.values())
 
-    def room(self, graphs: int) -> Room:
-        """For KV, beside `graphs` bytes of graphs."""
-        return Room(token_bytes=self.token_bytes, graphs=graphs, left=self.left)
-
     def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> ModelRunner:
         """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
         where, build = self.device.torch_device, self.loaded.build
@@ -136,13 +135,14 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     for kind, name in _policies(config):  # before anything takes long
         registry.find(kind, name)
     device = pick_device(registry, config.model.device)
-    machine = machine_of(device, config)
+    kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
+    machine = Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
     device.reset_peak()
     free = device.free_memory()
     try:
         loaded = load_model(config, registry, device, progress)
     except OUT_OF_MEMORY as error:
-        raise weights_short(config, registry, device, machine, free) from error
+        raise weights_short(device, figures(_predicted(config, registry, machine), device, free)) from error
     read = time.monotonic()
     limits = scheduler_limits(config, loaded.config, device)
     parts = _Parts(config, registry, device, loaded, limits, machine, free, device.free_memory())
@@ -187,6 +187,15 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     return Engine(scheduler, runner, device, facts, processors, loaded.config.fixed_angles_up_to)
 
 
+def _predicted(config: Config, registry: Registry, machine: Machine) -> Budget:
+    """The prediction for a model whose weights could not be loaded."""
+    checkpoint = open_checkpoint(registry, config.model.path, weights=False)
+    plan = blueprint(config, registry, machine.info, checkpoint).pinned(config.kernels.mode, config.kernels.kernel)
+    dry, build = plan.dry()
+    layouts = [build.layout(group.name) for group in plan.model.kv_groups]
+    return predict(plan.model, stored_shapes(dry), config, machine, token_bytes(layouts))
+
+
 def _without_effect(config: Config, device: Device) -> list[str]:
     """Warnings for settings of captured steps on a device that captures none."""
     names = ("disable_cudagraph", "graph_max_batch_size") if not device.graphs else ()
@@ -211,11 +220,11 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
     device = parts.device
     take_workspaces(parts.loaded.model.attention_kernels, parts.limits)
     graphs = GRAPH_BYTES + (_measured(parts, tables) if device.measured else 0)
+    room = kv_room(parts.config, device, parts.token_bytes, graphs, parts.left)
     try:
-        parts.limits, kv_tokens = _fitted(parts, graphs)
+        parts.limits, kv_tokens = _fitted(parts, room)
     except ConfigError as error:
         raise ConfigError(f"{error}\n{parts.figures}") from error
-    room = kv_room(parts.config, device, parts.room(graphs))
     try:
         runner = parts.runner(tables, kv_tokens, graphs)
         if device.measured:
@@ -254,9 +263,9 @@ def _granules(parts: _Parts) -> tuple[int, ...]:
     return tuple(layout.granule for layout in parts.layouts.values())
 
 
-def _fitted(parts: _Parts, graphs: int) -> tuple[SchedulerLimits, int]:
-    """The limits cut to the KV there is beside `graphs` bytes, and its tokens: whole granules of every group."""
-    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, parts.room(graphs))
+def _fitted(parts: _Parts, room: int) -> tuple[SchedulerLimits, int]:
+    """The limits cut to the KV there is, and its tokens: whole granules of every group."""
+    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, room, parts.token_bytes)
     coarsest = max(_granules(parts))
     kv_tokens = max(kv_tokens // coarsest, 1) * coarsest
     return fit(parts.config, parts.limits, kv_tokens), kv_tokens
@@ -308,12 +317,6 @@ def _fingerprint(parts: _Parts) -> str:
     notes = sorted(parts.loaded.build.notes.items())
     text = json.dumps([parts.registry.fingerprint(), chosen, sorted(_granules(parts)), parts.loaded.quant, notes])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def machine_of(device: Device, config: Config) -> Machine:
-    """The figures for a prediction, taken before anything uses memory."""
-    kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
-    return Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
 
 
 def memory_text(weights: int, kv: int, tokens: int) -> str:

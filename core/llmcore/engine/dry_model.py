@@ -16,7 +16,7 @@ from llmcore.api.protocols import Checkpoint
 from llmcore.api.specs import DeviceInfo, ModelSpec, ModeSpec, OpContext, OpSpec
 from llmcore.config import Config, Kernels
 from llmcore.config import Model as ModelSettings
-from llmcore.engine.budget import total_len
+from llmcore.engine.memory import total_len
 from llmcore.layers.build import Build
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS

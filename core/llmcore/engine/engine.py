@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
+import torch
 
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
 from llmcore.api.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
 from llmcore.api.protocols import Device
-from llmcore.engine.kv_capacity import OUT_OF_MEMORY
 from llmcore.engine.model_runner import Launched, ModelRunner
 from llmcore.engine.processor_build import ProcessorBuilder
 from llmcore.engine.processors import Processors
@@ -28,6 +28,8 @@ from llmcore.sched.processors import Reason, Steered
 from llmcore.sched.scheduler import QueueStats, Scheduler
 
 logger = logging.getLogger(__name__)
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 _LOOK_SECONDS = 1.0
 _FAILED = ("internal_error", "the model failed on this request")

@@ -36,7 +36,7 @@ from llmcore.engine.memory import (
     weights_short,
 )
 from llmcore.engine.model import Loaded, Progress, describe_sampling, load_model, pick_device
-from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
+from llmcore.engine.model_runner import GroupKV, ModelRunner, StepOps
 from llmcore.engine.processors import processors_of
 from llmcore.engine.profile import measure, prefill_rate, run_worst_case, take_workspaces, warm_up
 from llmcore.engine.sampler import RowSampler, RowScorer
@@ -90,6 +90,11 @@ class _Parts:
         return {group.name: self.loaded.build.layout(group.name) for group in self.loaded.config.kv_groups}
 
     @property
+    def granules(self) -> tuple[int, ...]:
+        """Tokens of a granule of each KV group."""
+        return tuple(layout.granule for layout in self.layouts.values())
+
+    @property
     def token_bytes(self) -> int:
         """KV of one token over all groups."""
         return token_bytes(self.layouts.values())
@@ -98,7 +103,7 @@ class _Parts:
         """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
         where, build = self.device.torch_device, self.loaded.build
         groups = [
-            group_kv(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
+            GroupKV(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
         ]
         vocabulary, scores = self.loaded.config.vocab_size, self.loaded.config.scores
         drawn = () if scores else VARIANTS
@@ -126,8 +131,8 @@ class _Parts:
         )
 
 
-def build_engine(config: Config, registry: Registry, progress: Progress = _silent) -> Engine:
-    """Everything that takes time at a start; reports how far it is to `progress`. Raises ConfigError.
+def build_engine(config: Config, registry: Registry, progress: Progress | None = None) -> Engine:
+    """Everything that takes time at a start; tells `progress` how far it is. Raises ConfigError.
 
     `on_model_built` is called before it returns.
     """
@@ -140,7 +145,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     device.reset_peak()
     free = device.free_memory()
     try:
-        loaded = load_model(config, registry, device, progress)
+        loaded = load_model(config, registry, device, progress or _silent)
     except OUT_OF_MEMORY as error:
         raise weights_short(device, figures(_predicted(config, registry, machine), device, free)) from error
     read = time.monotonic()
@@ -206,7 +211,7 @@ def _without_effect(config: Config, device: Device) -> list[str]:
 def _tables(parts: _Parts) -> Tables:
     limits = parts.limits
     try:
-        return Tables(parts.device, limits.max_running, limits.max_total_len, _granules(parts))
+        return Tables(parts.device, limits.max_running, limits.max_total_len, parts.granules)
     except OUT_OF_MEMORY as error:
         raise tables_short(error, parts.config, limits.max_total_len) from error
 
@@ -222,13 +227,16 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
     graphs = GRAPH_BYTES + (_measured(parts, tables) if device.measured else 0)
     room = kv_room(parts.config, device, parts.token_bytes, graphs, parts.left)
     try:
-        parts.limits, kv_tokens = _fitted(parts, room)
+        kv_tokens = kv_capacity(parts.config, parts.limits, device, room, parts.token_bytes)
+        coarsest = max(parts.granules)
+        kv_tokens = max(kv_tokens // coarsest, 1) * coarsest  # whole granules of every group
+        parts.limits = fit(parts.config, parts.limits, kv_tokens)
     except ConfigError as error:
         raise ConfigError(f"{error}\n{parts.figures}") from error
     try:
         runner = parts.runner(tables, kv_tokens, graphs)
         if device.measured:
-            run_worst_case(runner, device, parts.limits, _granules(parts))
+            run_worst_case(runner, device, parts.limits, parts.granules)
             warm_up(runner, device, parts.limits)
     except OUT_OF_MEMORY as error:
         raise kv_short(error, parts.config, kv_tokens, room, parts.token_bytes, parts.figures) from error
@@ -250,25 +258,13 @@ def _measured(parts: _Parts, tables: Tables) -> int:
     """Run the largest steps; bytes of their graphs."""
     try:
         runner = parts.runner(tables, 1, GRAPH_BYTES << 4)
-        graphs = measure(runner, parts.device, parts.limits, _granules(parts))
+        graphs = measure(runner, parts.device, parts.limits, parts.granules)
     except OUT_OF_MEMORY as error:
         raise step_short(error, parts.figures) from error
     del runner  # its graphs go with it
     if parts.device.graphs:
         parts.device.forget_graphs()
     return graphs
-
-
-def _granules(parts: _Parts) -> tuple[int, ...]:
-    return tuple(layout.granule for layout in parts.layouts.values())
-
-
-def _fitted(parts: _Parts, room: int) -> tuple[SchedulerLimits, int]:
-    """The limits cut to the KV there is, and its tokens: whole granules of every group."""
-    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, room, parts.token_bytes)
-    coarsest = max(_granules(parts))
-    kv_tokens = max(kv_tokens // coarsest, 1) * coarsest
-    return fit(parts.config, parts.limits, kv_tokens), kv_tokens
 
 
 def _policies(config: Config) -> tuple[tuple[type[Made], str], ...]:
@@ -315,7 +311,7 @@ def _fingerprint(parts: _Parts) -> str:
     """A digest of all that decides what a step computes."""
     chosen = sorted(parts.loaded.build.chosen().items())
     notes = sorted(parts.loaded.build.notes.items())
-    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(_granules(parts)), parts.loaded.quant, notes])
+    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(parts.granules), parts.loaded.quant, notes])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -231,7 +231,7 @@ class LLM:
             converted = stack.enter_context(tempfile.TemporaryDirectory(prefix="llmcore-"))
             stack.enter_context(registry.lifetime(config))
             self.tokenizer: Tokenizer = self._open_tokenizer(config.model.path, Path(converted))
-            engine = build_engine(config, registry, *([] if progress is None else [progress]))
+            engine = build_engine(config, registry, progress)
             self.facts = engine.facts
             self._bridge = InProcessBridge(engine)
             self._open = stack.pop_all()

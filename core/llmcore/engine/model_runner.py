@@ -38,22 +38,17 @@ _CHANGES, _FRAME = 1 << 14, 1 << 16
 """Numbers in an upload to begin with. A captured step's should never have to grow: graphs would be captured again."""
 
 
-@dataclass(frozen=True)
 class GroupKV:
-    """One KV group on the device: `kv` holds the layout's pools per layer index of the model.
+    """One KV group on the device, with `granules` granules for requests, and one more, number `padding`, for padding.
 
-    The last of the `granules` granules belongs to padding.
+    `kv` holds the layout's pools per layer index of the model.
     """
 
-    name: str
-    layout: Layout
-    granules: int
-    kv: Mapping[int, KV]
-
-
-def group_kv(name: str, layout: Layout, granules: int, where: torch.device) -> GroupKV:
-    """A group with `granules` granules for requests."""
-    return GroupKV(name, layout, granules + 1, layout.tensors(granules + 1, where))
+    def __init__(self, name: str, layout: Layout, granules: int, where: torch.device) -> None:
+        self.name = name
+        self.layout = layout
+        self.padding = granules
+        self.kv: Mapping[int, KV] = layout.tensors(granules + 1, where)
 
 
 class StepOps(NamedTuple):
@@ -134,8 +129,9 @@ class ModelRunner:
         self._groups = groups
         self._sampler = sampler
         self._ops = ops
-        self._graph_rows = graph_rows if device.graphs else 0
-        self._graphs: Graphs[Forward] | None = Graphs(device, graph_bytes) if self._graph_rows else None
+        self.graph_rows = graph_rows if device.graphs else 0
+        """Most rows of a captured decode step."""
+        self._graphs: Graphs[Forward] | None = Graphs(device, graph_bytes) if self.graph_rows else None
         self._packer = BatchPacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
         # A host buffer is written again only after the step that used it was read.
         turns = device.ahead + 1
@@ -145,16 +141,11 @@ class ModelRunner:
         self._drawing = Upload(device, _CHANGES, turns)
         # Graphs share their memory, so what the forward's leaves must be elsewhere before the draw's is replayed.
         self._logits: Tensor | None = None
-        if steered and self._graph_rows:
-            shape = self._graph_rows, model.config.vocab_size
+        if steered and self.graph_rows:
+            shape = self.graph_rows, model.config.vocab_size
             self._logits = torch.empty(shape, dtype=DTYPES[model.config.dtype], device=device.torch_device)
         for table, group in zip(tables.granules, groups, strict=True):
-            table[tables.scratch] = group.granules - 1
-
-    @property
-    def graph_rows(self) -> int:
-        """Most rows of a captured decode step."""
-        return self._graph_rows
+            table[tables.scratch] = group.padding
 
     @property
     def graphs(self) -> int:
@@ -286,7 +277,7 @@ class ModelRunner:
         plan, packed, draw = prepared.plan, prepared.packed, prepared.draw
         upload, n = packed.upload, packed.sizes.samples
         request, n_query = upload.get("request"), upload.get("n_query")
-        step = self._step(packed, request, n_query)
+        step = self._step(plan, packed, request, n_query)
         states, probed = self._model(step), None
         if plan.probes or plan.pools:
             probed = answered(self._model, part(states, slice(n, None)), plan, upload)
@@ -310,7 +301,7 @@ class ModelRunner:
         read: Tensor = self._ops.outputs[bucket](state, request, n_query, sample_request, tokens, finite, vocabulary)
         return read
 
-    def _step(self, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
+    def _step(self, plan: StepPlan, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
         tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.sizes.tokens)
         state = (tables.history, tables.computed, tables.prompt_len)
         tokens, positions, owner, prompt_len, kv_len = self._ops.inputs[bucket](
@@ -322,7 +313,7 @@ class ModelRunner:
             at = slots[bucket](table, owner, positions)
             kv[group.name] = KVStep(kv=group.kv, slots=at, decode=decode, prefill=prefill, mixed=mixed)
         sampled = None if packed.every else upload.get("sampled").long()
-        if upload.has("probed"):
+        if plan.probes or plan.pools:
             # no step with a prompt in it samples every token in order, so there are sampled ones to add to
             assert sampled is not None
             sampled = torch.cat((sampled, upload.get("probed").long()))

@@ -52,8 +52,8 @@ class Draw:
 
 @dataclass(frozen=True)
 class _Changes:
-    """Changes of a request's scores, a column for each field: of which `token`, by which `value`, and up to which number
-    `at` of produced tokens a bias lasts, or from which on a score rises."""
+    """Changes of a request's scores, a column for each field: of which `token`, by which `value`. `at`: the number of
+    produced tokens up to which a bias lasts, or from which on a score rises."""
 
     token: Int32
     value: NDArray[np.float32]
@@ -135,7 +135,7 @@ class RowSampler:
         adjust = None
         if draw.width:
             ids = self._tables.history[:, : draw.width].index_select(0, request)
-            adjust = _adjust(ids, length, penalties, (repeat_from, count_from), upload)
+            adjust = _adjust(ids, length, penalties, (repeat_from, count_from), draw, upload)
         masks = Masks(words=upload.get("masks").view(draw.masks, -1), of=upload.get("mask_of")) if draw.masks else None
         rows = SampleRows(
             temperature=temperature,
@@ -263,10 +263,18 @@ def _put_masks(masks: Sequence[tuple[int, Int32]], rows: int, upload: Upload) ->
 
 
 def _adjust(
-    ids: Tensor, length: Tensor, penalties: Sequence[Tensor], first: tuple[Tensor, Tensor], upload: Upload
+    ids: Tensor, length: Tensor, penalties: Sequence[Tensor], first: tuple[Tensor, Tensor], draw: Draw, upload: Upload
 ) -> Adjust:
-    biased, rising = upload.has("bias_row"), upload.has("rise_row")
     none = ids.new_empty(0)
+    get, floats = upload.get, torch.float32
+    rises = None
+    if draw.rises:
+        rises = Rises(
+            row=get("rise_row").long(),
+            token=get("rise_token").long(),
+            start=get("rise_at"),
+            rate=get("rise_value").view(floats),
+        )
     return Adjust(
         ids=ids,
         length=length,
@@ -275,20 +283,11 @@ def _adjust(
         frequency=penalties[2],
         repeat_from=first[0],
         count_from=first[1],
-        bias_row=upload.get("bias_row").long() if biased else none.long(),
-        bias_token=upload.get("bias_token").long() if biased else none.long(),
-        bias_value=upload.get_float("bias_value") if biased else none.float(),
-        bias_until=upload.get("bias_at") if biased else none,
-        rises=_rises(upload) if rising else None,
-    )
-
-
-def _rises(upload: Upload) -> Rises:
-    return Rises(
-        row=upload.get("rise_row").long(),
-        token=upload.get("rise_token").long(),
-        start=upload.get("rise_at"),
-        rate=upload.get_float("rise_value"),
+        bias_row=(get("bias_row") if draw.biases else none).long(),
+        bias_token=(get("bias_token") if draw.biases else none).long(),
+        bias_value=(get("bias_value") if draw.biases else none).view(floats),
+        bias_until=get("bias_at") if draw.biases else none,
+        rises=rises,
     )
 
 

@@ -81,18 +81,10 @@ class Upload:
         if self._used:
             self._remote[: self._used].copy_(self._hosts[self._turn][0][: self._used], non_blocking=True)
 
-    def has(self, name: str) -> bool:
-        """True if this step has the column."""
-        return name in self._columns
-
     def get(self, name: str) -> Tensor:
         """A column on the device, int32."""
         start, end = self._columns[name]
         return self._remote[start:end]
-
-    def get_float(self, name: str) -> Tensor:
-        """A column that was put as the bits of f32 values."""
-        return self.get(name).view(torch.float32)
 
     def _reserve(self, capacity: int) -> None:
         hosts = [self._device.pinned(torch.empty(capacity, dtype=torch.int32)) for _ in range(self._turns)]

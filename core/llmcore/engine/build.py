@@ -324,11 +324,9 @@ def summary(
     loaded: Loaded, device: Device, parameters: int, timings: Mapping[str, float]
 ) -> Sequence[tuple[str, str]]:
     """The start-up summary as (label, text)."""
-    kernels: dict[str, list[str]] = {}
+    kernels: dict[str, dict[str, None]] = {}
     for resolution in loaded.build.resolutions:
-        names = kernels.setdefault(resolution.context.op, [])
-        if resolution.chosen.name not in names:
-            names.append(resolution.chosen.name)
+        kernels.setdefault(resolution.context.op, {})[resolution.chosen.name] = None
     config = loaded.config
     quant = f", weights through {loaded.quant}" if loaded.quant else ""
     return (

@@ -250,28 +250,21 @@ class Engine:
         facts, sampling = self.facts, request.sampling
         if request.score != bool(facts.scores):
             does = "scores prompts and generates nothing" if facts.scores else "generates; it has no head that scores"
-            raise RequestError(f"this model ({facts.architecture}) {does}", code="invalid_value")
+            raise _wrong(f"this model ({facts.architecture}) {does}")
         alone = (request.n, request.max_new_tokens, request.prompt_logprobs, request.beams) == (1, 1, False, None)
         if (request.score or request.pool) and not alone:
-            raise RequestError(
+            raise _wrong(
                 "a score or a hidden state comes alone: n and max_new_tokens have to be 1, without beams and "
                 "prompt_logprobs",
-                param="n",
-                code="invalid_value",
+                "n",
             )
         if request.pool:
             _check_pool(request, facts)
         if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= facts.vocab_size):
-            raise RequestError(
-                f"prompt_top: it needs prompt_logprobs and is at most {facts.vocab_size}",
-                param="prompt_top",
-                code="invalid_value",
-            )
+            raise _wrong(f"prompt_top: it needs prompt_logprobs and is at most {facts.vocab_size}", "prompt_top")
         if request.prompt_top and len(request.prompt) * (1 + request.prompt_top) > MOST_LOGPROBS_AT_ONCE:
-            raise RequestError(
-                f"prompt_top: of one prompt at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities are told",
-                param="prompt_top",
-                code="invalid_value",
+            raise _wrong(
+                f"prompt_top: of one prompt at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities are told", "prompt_top"
             )
         prompt, decay = request.prompt.ids, sampling.length_decay
         given: dict[str, Iterable[int]] = {
@@ -284,27 +277,25 @@ class Engine:
         }
         for name, ids in given.items():
             if wrong := [token for token in ids if not 0 <= token < facts.vocab_size]:
-                raise RequestError(
-                    f"{name}: token id {wrong[0]} is outside 0 to {facts.vocab_size - 1}",
-                    param=name,
-                    code="invalid_value",
-                )
+                raise _wrong(f"{name}: token id {wrong[0]} is outside 0 to {facts.vocab_size - 1}", name)
         if request.beams is not None:
             check_search(request, facts.vocab_size)
+
+
+def _wrong(message: str, param: str | None = None) -> RequestError:
+    return RequestError(message, param=param, code="invalid_value")
 
 
 def _check_pool(request: Submit, facts: ModelFacts) -> None:
     """Raise RequestError for a hidden state that this model does not have, or that is not of the prompt alone."""
     if request.pool not in POOLINGS:
-        raise RequestError(
-            f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", param="pooling", code="invalid_value"
-        )
+        raise _wrong(f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", "pooling")
     if not facts.embedding_size:
         raise RequestError(
             f"this model ({facts.architecture}) does not show its hidden states", code="unsupported_parameter"
         )
     if request.sampling != SamplingParams(temperature=0.0, seed=request.sampling.seed):
-        raise RequestError("a hidden state is one greedy token and nothing else", code="invalid_value")
+        raise _wrong("a hidden state is one greedy token and nothing else")
 
 
 @contextmanager

@@ -182,12 +182,9 @@ def _plan(n_query: Sequence[int], start: Sequence[int], sampling: SamplingParams
 def _spread(tokens: int, rows: int, longest: int) -> list[int]:
     """At most `rows` lengths of at most `longest`, that sum to `tokens` if they can: short ones first."""
     rows = min(rows, tokens)
-    lengths = [1] * rows
-    left = tokens - rows
-    for row in range(rows - 1, -1, -1):
-        more = min(left, longest - 1)
-        lengths[row] += more
-        left -= more
+    # beside one token for each row: what the last row has, the last two have, ... and all
+    more = np.minimum(np.arange(rows + 1) * (longest - 1), tokens - rows)
+    lengths: list[int] = (1 + np.diff(more))[::-1].tolist()
     return lengths
 
 

@@ -188,13 +188,11 @@ class RowSampler:
 
 def variant_of(sampling: SamplingParams) -> int:
     """Index into VARIANTS of the least variant that serves `sampling`."""
-    steered = sampling.allowed_ids or sampling.length_decay is not None
-    if _penalized(sampling) or sampling.logit_bias or sampling.logprobs is not None or steered:
+    changed = _penalized(sampling) or sampling.logit_bias or sampling.allowed_ids or sampling.length_decay is not None
+    if changed or sampling.logprobs is not None or _typical(sampling):
         return _FULL
     if sampling.greedy:
         return _GREEDY
-    if _typical(sampling):
-        return _FULL
     if sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0:
         return _FILTERED
     return _TEMPERATURE

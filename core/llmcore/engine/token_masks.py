@@ -14,7 +14,7 @@ from llmcore.api.errors import reraise_if_stopping
 from llmcore.api.protocols import Event
 from llmcore.engine.upload import Tables, Upload, padded_to
 from llmcore.sched.plan import Frame, StepPlan
-from llmcore.sched.processors import ChoiceProcessors, Steered
+from llmcore.sched.processors import Steered
 
 _POLL = 0.0001
 _PATIENCE = 0.01
@@ -35,7 +35,12 @@ class Outcome:
 
 def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
     """Wait for what the processors say, at most until the `forward` has ended: others must not wait for them."""
-    _wait([b for _, b in bound], plan.sample_request.size, forward)
+    end = time.perf_counter() + _PATIENCE
+    while waiting := [b for _, b in bound if not b.ready and not b.dropped]:
+        # If every row waits, going on serves no row.
+        if forward.done() and (len(waiting) < plan.sample_request.size or time.perf_counter() > end):
+            break
+        waiting[0].wait(_POLL)
     outcome = Outcome()
     for s, b in bound:
         request = int(plan.sample_request[s])
@@ -49,15 +54,6 @@ def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
         else:
             outcome.ready.append((s, b))
     return outcome
-
-
-def _wait(bound: Sequence[ChoiceProcessors], samples: int, forward: Event) -> None:
-    end = time.perf_counter() + _PATIENCE
-    while waiting := [b for b in bound if not b.ready and not b.dropped]:
-        # If every row waits, going on serves no row.
-        if forward.done() and (len(waiting) < samples or time.perf_counter() > end):
-            return
-        waiting[0].wait(_POLL)
 
 
 def put_outputs(plan: StepPlan, sizes: Frame, late: Sequence[int], scratch: int, upload: Upload) -> None:

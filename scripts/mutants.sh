@@ -9,7 +9,7 @@ mutmut=build/mutmut work=build/mutants
 # mutmut and pytest have an environment of their own, which sees the packages of VENV.
 if [ ! -x "$mutmut/bin/mutmut" ]; then
     "$venv/bin/python" -m venv "$mutmut"
-    "$mutmut/bin/python" -m pip install --quiet --disable-pip-version-check mutmut==3.8.1
+    "$mutmut/bin/python" -m pip install --quiet --disable-pip-version-check mutmut==3.8.1 pytest-timeout==2.4.0
     packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     own=$("$mutmut/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     echo "import site; site.addsitedir('$packages')" >"$own/venv.pth"

@@ -6,12 +6,14 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # The same examples in every run, and no opinion on how fast the machine is that makes them.
 settings.register_profile(
     "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
+# scripts/mutants.sh: a mutant that fails is killed, whatever its smallest example is.
+settings.register_profile("mutants", settings.get_profile("steady"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("steady")
 
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from llmcore.api.protocols import AttnLimits
 from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
-from llmcore.engine.dry_model import blueprint_at
+from llmcore.engine.blueprint import blueprint_at
 from llmcore.ops import (
     DTYPES,
     attn_merge,

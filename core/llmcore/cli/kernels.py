@@ -84,7 +84,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
     device = find_device(registry, asked.device or "auto")
     if asked.model is not None:
-        from llmcore.engine.dry_model import blueprint_at
+        from llmcore.engine.blueprint import blueprint_at
 
         plain = blueprint_at(resolve_model(asked.model), registry, device, asked.dtype, asked.deterministic)
         found = plain.pinned(asked.mode, asked.kernel).resolutions()

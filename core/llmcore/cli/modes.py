@@ -36,7 +36,7 @@ def command(
     if model is None:
         rows = mode_rows(registry, lambda mode: mode_misfit(mode, registry, info))
     else:
-        from llmcore.engine.dry_model import blueprint_at
+        from llmcore.engine.blueprint import blueprint_at
 
         rows = mode_rows(registry, blueprint_at(Path(model), registry, info, dtype, deterministic).misfit)
     show_rows(rows, as_json, ("MODE", "PINS", "FROM", "FITS"), [_line(row) for row in rows])

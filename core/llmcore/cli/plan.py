@@ -72,7 +72,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     machine, doubled = find_machine(registry, config.model.device, memory), ()
     modes, kernels = config.kernels.mode, config.kernels.kernel
     if dummy or modes:
-        from llmcore.engine.dry_model import blueprint
+        from llmcore.engine.blueprint import blueprint
         from llmcore.weights.load import stored_shapes
 
         plan = blueprint(config, registry, machine.info, checkpoint).pinned(modes, kernels)

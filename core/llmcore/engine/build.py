@@ -16,7 +16,7 @@ from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.api.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
 from llmcore.config import Config, Kernels
-from llmcore.engine.dry_model import blueprint, fallbacks
+from llmcore.engine.blueprint import blueprint, fallbacks
 from llmcore.engine.engine import OUT_OF_MEMORY, Engine
 from llmcore.engine.memory import (
     GRAPH_BYTES,

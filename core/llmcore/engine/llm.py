@@ -166,7 +166,7 @@ Done = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `LLM.generate` takes beside the sampling parameters."""
+    """Options of `LLM.generate` beside the sampling parameters."""
 
     max_new_tokens: int | None = None
     """None: to the end of the context."""

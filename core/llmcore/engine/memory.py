@@ -1,5 +1,7 @@
-"""The memory: a budget that is predicted from a model's config and a checkpoint's headers, the limits of the scheduler
-and the KV capacity in tokens, and the errors of a start that has too little. Nothing is allocated here."""
+"""The memory: a predicted budget, the scheduler's limits, the KV capacity, the errors of a start that has too little.
+
+A prediction reads a model's config and a checkpoint's headers. Nothing is allocated here.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Checkpoint, Device
 from llmcore.api.specs import DeviceSpec
 from llmcore.config import Config
-from llmcore.engine.dry_model import blueprint
+from llmcore.engine.blueprint import blueprint
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.step import Step
 from llmcore.registry.inspect import best_device

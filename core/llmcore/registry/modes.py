@@ -30,7 +30,7 @@ def apply_modes(
     """The pins of `--mode` names and `--kernel op=name` values together.
 
     Raises ConfigError for a mode that does not exist or does not fit the device; the error lists those that fit. A
-    malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.dry_model.Blueprint` also
+    malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.blueprint.Blueprint` also
     checks whether a mode fits a model.
     """
     pinned: dict[tuple[str, str], tuple[str, str]] = {}

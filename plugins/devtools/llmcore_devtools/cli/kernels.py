@@ -100,7 +100,7 @@ def _work(asked: Asked, registry: Registry, device: Device, seed: int) -> None:
 
 def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, Sequence[Shape]]:
     """Op -> the model's shapes, or on an accelerator the shapes of common models."""
-    from llmcore.engine.dry_model import blueprint_at
+    from llmcore.engine.blueprint import blueprint_at
 
     from llmcore_devtools.kernels.real_shapes import real_shapes
 

@@ -13,7 +13,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import AttnSpec
 from llmcore.api.specs import DeviceInfo, ModeSpec, OpContext
 from llmcore.cli import root
-from llmcore.engine.dry_model import DryBuild, blueprint_at, fallbacks, settle_granules
+from llmcore.engine.blueprint import DryBuild, blueprint_at, fallbacks, settle_granules
 from llmcore.engine.llm import LLM
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry

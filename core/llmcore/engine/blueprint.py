@@ -1,4 +1,4 @@
-"""A model that is built without weights and without kernels: the ops that it asks for, its granules, its modes."""
+"""A model before its weights: what it is built of, the ops that it asks for, its granules, the modes that fit it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from llmcore.api.specs import DeviceInfo, ModelSpec, ModeSpec, OpContext, OpSpec
 from llmcore.config import Config, Kernels
 from llmcore.config import Model as ModelSettings
 from llmcore.engine.memory import total_len
-from llmcore.layers.build import Build
+from llmcore.layers.build import Build, Unquantized
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import load
 from llmcore.registry.modes import Pins, apply_modes, check_mode, mode_misfit
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
-from llmcore.weights.quant import Quantized, find_quantization, linear_method_of
+from llmcore.weights.quant import Quantized, find_quantization
 from llmcore.weights.source import open_checkpoint, read_model_as_set
 
 
@@ -120,7 +120,7 @@ class Blueprint:
     pins: Pins = field(default_factory=Pins)
     deterministic: bool = False
     granule: int | None = None
-    """What `--cache_block_seq_len` asks for."""
+    """The granule that `--cache_block_seq_len` asks for."""
     longest_request: int | None = None
 
     @cached_property
@@ -131,8 +131,8 @@ class Blueprint:
     def pinned(self, modes: Sequence[str], kernels: Sequence[str] = ()) -> Blueprint:
         """The same with the pins of `--mode` and `--kernel`.
 
-        Raises ConfigError for a mode or a pin that is not there or does not fit, with the modes that do fit;
-        ResolveError where the model cannot be built without any mode either.
+        Raises ConfigError for a mode or a pin that is not there or does not fit; it names the modes that do fit.
+        Raises ResolveError if the model cannot be built without any mode either.
         """
         if modes:
             replace(self, pins=Pins()).dry()
@@ -173,6 +173,7 @@ class Blueprint:
 
     def _build(self, kind: type[Build], where: torch.device) -> tuple[Any, Build]:
         make = load(self.family.build)
+        method = None if self.quantized is None else self.quantized.method.linear_method
         shared: dict[str, Any] = {
             "registry": self.registry,
             "config": self.model,
@@ -180,7 +181,7 @@ class Blueprint:
             "pins": self.pins,
             "order": self.registry.order,
             "deterministic": self.deterministic,
-            "linear_method": linear_method_of(self.quantized),
+            "linear_method": method or Unquantized(),
             "longest_request": self.longest_request,
         }
         dry = DryBuild(torch_device=torch.device("meta"), **shared)

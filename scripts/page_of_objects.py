@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import llmcore_devtools as testing
-from llmcore import api, layers
+from llmcore import api, layers, ops
 from llmcore.api import child_pool, sched, text
 from llmcore.api.specs import OpSpec, Spec
+from llmcore.ops import attention
+from llmcore.registry.loader import CORE_DIST
 from llmcore_devtools import dialect, family, registry_of
 from llmcore_server import api as http
 
@@ -32,6 +34,8 @@ ELSEWHERE = {
     "llmcore_devtools.family": family,
     "llmcore_devtools.dialect": dialect,
     "llmcore_server.api.intake": http.intake,
+    "llmcore.ops": ops,
+    "llmcore.ops.attention": attention,
 }
 """Modules of which the pages show what `TASKS` names."""
 
@@ -80,6 +84,12 @@ TASKS = (
         (
             ("The choice of a kernel", "llmcore.api", "OpContext Requires DeviceInfo bucket_of"),
             ("Attention kernels", "llmcore.api", "AttnSpec AttentionKernel AttnRows AttnLimits MetaWriter"),
+            ("Samples of an op", "llmcore.ops", "draw draws_on size"),
+            (
+                "Samples of an attention op",
+                "llmcore.ops.attention",
+                "rows",
+            ),
             ("Devices", "llmcore.api", "Device Graph"),
         ),
     ),
@@ -101,14 +111,14 @@ TASKS = (
                 "llmcore.layers",
                 "dense_weights scoring_weights expert_names expert_elements",
             ),
-            ("Building", "llmcore.layers", "Build Mesh Layer Decoder spec_of"),
+            ("Building", "llmcore.layers", "Build Mesh Layer Decoder spec_of shape_of"),
             ("Embeddings and heads", "llmcore.layers", "Embedding ScaledEmbedding LMHead CappedHead"),
             ("Linears", "llmcore.layers", "Linear QKVLinear PairedQKV apart MergedLinear"),
             ("Feed-forward parts", "llmcore.layers", "MLP GatedMLP MoE Dispatched"),
             (
                 "Attention",
                 "llmcore.layers",
-                "Attention AttentionKernels MLA LatentSpec attend ReferenceAttention",
+                "Attention AttentionKernels attend ReferenceAttention",
             ),
             ("Norms and rope", "llmcore.layers", "RMSNorm OffsetRMSNorm LayerNorm Rope NoRope RopeConfig"),
             ("A step", "llmcore.layers", "Step Bucketed Rows KVStep"),
@@ -124,7 +134,7 @@ TASKS = (
             ("KV layouts", "llmcore.layers", "Layout zeros token_slots"),
             ("Checkpoints and tokenizers", "llmcore.api", "Checkpoint Tokenizer"),
             ("Quantization", "llmcore.api", "QuantMethod"),
-            ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound"),
+            ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound Unquantized"),
         ),
     ),
     Task(
@@ -302,12 +312,14 @@ def _listed(names: str) -> str:
 def _ops() -> Iterator[str]:
     yield "## Ops\n"
     yield "Arguments and results of each op's kernel, in this order. `llmcore kernels --explain --model MODEL` shows"
-    yield "the `OpContext.shape` that a model asks for. `llmcore/ops/<op>.py` has an op's meaning and tolerance.\n"
+    yield "the `OpContext.shape` that a model asks for. `llmcore/ops/<op>.py` has an op's meaning and tolerance. A"
+    yield "plugin's op has them in the plugin.\n"
     yield "| Op | A kernel is | Becomes, without one of its own |"
     yield "| --- | --- | --- |"
-    for spec, _ in registry_of("ops").specs(OpSpec):
+    for spec, plugin in sorted(registry_of().specs(OpSpec), key=lambda pair: pair[1].dist != CORE_DIST):
         signature = f"`{spec.signature}`" if "->" in spec.signature else spec.signature
-        yield f"| `{spec.name}` | {_cell(signature)} | {', '.join(spec.expands_to)} |"
+        owner = "" if plugin.dist == CORE_DIST else f" ({plugin.dist})"
+        yield f"| `{spec.name}`{owner} | {_cell(signature)} | {', '.join(spec.expands_to)} |"
     yield ""
 
 

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from llmcore.api.processors import LogitsProcessorSpec
-from llmcore.api.specs import CommandSpec, KernelSpec, ModelSpec, OptionSpec, OutputParserSpec, PluginInfo
+from llmcore.api.specs import (
+    CommandSpec,
+    KernelSpec,
+    KVLayoutSpec,
+    ModelSpec,
+    OpSpec,
+    OptionSpec,
+    OutputParserSpec,
+    PluginInfo,
+)
 from llmcore.registry.inspect import HookRow, hook_rows
 from llmcore.registry.loader import import_plugin
 from llmcore.registry.registry import CONTRIBUTIONS, Registry
@@ -81,8 +90,11 @@ def _section(row: HookRow) -> Iterator[str]:
 
 
 def known_plugins() -> str:
-    """Returns registry/known_plugins.json: architecture -> the distribution in this tree that brings it."""
-    known = {a: plugin.dist for spec, plugin in _of_this_tree().specs(ModelSpec) for a in spec.architectures}
+    """Returns registry/known_plugins.json: architecture, op or KV layout -> the plugin in this tree that brings it."""
+    registry = _of_this_tree()
+    known = {a: plugin.dist for spec, plugin in registry.specs(ModelSpec) for a in spec.architectures}
+    for kind in (OpSpec, KVLayoutSpec):
+        known |= {spec.name: plugin.dist for spec, plugin in registry.specs(kind)}
     return json.dumps(known, indent=2, sort_keys=True) + "\n"
 
 

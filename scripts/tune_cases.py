@@ -5,34 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from llmcore.api.protocols import AttnLimits
 from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
 from llmcore.engine.blueprint import blueprint_at
-from llmcore.ops import (
-    DTYPES,
-    attn_merge,
-    attn_varlen,
-    drawing,
-    head_linear,
-    latent_rope_kv_write,
-    moe_combine,
-    moe_dispatch,
-    moe_experts,
-    moe_fused,
-    moe_route,
-    rope_angles,
-    size,
-)
-from llmcore.ops.attention_cases import AttnCase, Uploads, case
+from llmcore.ops import DTYPES, drawing, rope_angles, size
 from llmcore.ops.sample import plain_rows
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import candidates_for
+from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, case
 from llmcore_devtools.kernels.compare import moved
 
 Call = Callable[[], Any]
@@ -52,23 +38,14 @@ HEAVY: Mapping[str, int] = {
 }
 """Op -> the argument that comes from memory."""
 
-MIXTURES: Mapping[str, ModuleType] = {
-    "moe.route": moe_route,
-    "moe.dispatch": moe_dispatch,
-    "moe.experts": moe_experts,
-    "moe.combine": moe_combine,
-    "moe.fused": moe_fused,
-}
+MIXTURES = ("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "moe.fused")
 """Ops whose own samples are like routes: tokens spread over the experts."""
 
-SAMPLED: Mapping[str, ModuleType] = {
-    **MIXTURES,
-    "attn.merge": attn_merge,
-    "attn.varlen": attn_varlen,
-    "head_linear": head_linear,
-    "latent_rope_kv_write": latent_rope_kv_write,
+SAMPLED: Mapping[str, str] = {
+    **{op: f"llmcore.ops.{op.replace('.', '_')}" for op in (*MIXTURES, "attn.merge", "attn.varlen")},
+    **{op: f"llmcore_deepseek.ops.{op}" for op in ("head_linear", "latent_rope_kv_write")},
 }
-"""Ops that are called with their own samples."""
+"""Op -> its module, for ops that are called with their own samples."""
 
 PROMPTS: Mapping[str, tuple[int, ...]] = {**dict.fromkeys(MIXTURES, (2048, 8192)), "attn.varlen": (1024, 4096)}
 """Tokens of the last bucket for ops that need other ones. Only this many give each of many experts a tile of matrix
@@ -154,7 +131,9 @@ class Workload:
             rows = ATTENTION[context.op][context.bucket]
             cases = rows if counts is None else [((n,), (n,)) for n in counts]
             with drawing(1, device):
-                self.samples: list[tuple[Any, ...]] = [(case(context, *lengths),) for lengths in cases]
+                made = [case(context, *lengths) for lengths in cases]
+            joined = context.op.startswith("attn.mla.")
+            self.samples: list[tuple[Any, ...]] = [(one.joined() if joined else one,) for one in made]
         else:
             usual = TOKENS[context.bucket]
             if context.bucket == max(TOKENS):
@@ -217,7 +196,7 @@ def _cloned(sample: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _arguments(context: OpContext, tokens: int, device: torch.device) -> tuple[Any, ...]:
     if context.op in SAMPLED:
-        module = SAMPLED[context.op]
+        module = import_module(SAMPLED[context.op])
         with drawing(1, device, tokens):
             own = module.timed(context, tokens) if hasattr(module, "timed") else module.samples(context)
             # some samples are made on the CPU, whatever device draws

@@ -15,11 +15,6 @@ def reference(x):
     return x + 1
 
 
-def make(context: OpContext):
-    """Returns the reference, bound to one context."""
-    return reference
-
-
 def samples(context: OpContext):
     """Yields difficult inputs: one token and many, zeros, large numbers."""
     import torch

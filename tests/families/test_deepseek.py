@@ -13,11 +13,11 @@ import torch
 import transformers
 from llmcore import LLM
 from llmcore.api import ConfigError
-from llmcore.layers import latent
-from llmcore.layers.latent import LatentSizes
 from llmcore.registry.loader import load
 from llmcore.weights.source import read_model
+from llmcore_deepseek import latent
 from llmcore_deepseek.config import DeepseekConfig
+from llmcore_deepseek.latent import LatentSizes
 from llmcore_devtools.family import (
     SMALL,
     SMALL_LATENT,

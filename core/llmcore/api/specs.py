@@ -5,6 +5,7 @@ A spec names code by *import string* (``"package.module:attribute"``), so listin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -21,12 +22,12 @@ TOKEN_BUCKETS: tuple[tuple[int, int | None], ...] = ((1, 1), (2, 16), (17, 64), 
 """Inclusive ranges of an op's tokens in a step. Every op is resolved once per bucket."""
 
 
+_LAST = tuple(last for _, last in TOKEN_BUCKETS if last is not None)
+
+
 def bucket_of(tokens: int) -> int:
     """Index into `TOKEN_BUCKETS` of a step of `tokens` tokens (at least 1)."""
-    for index, (_, last) in enumerate(TOKEN_BUCKETS):
-        if last is None or tokens <= last:
-            return index
-    raise AssertionError("the last bucket is open")
+    return bisect_left(_LAST, tokens)
 
 
 # --- the machine, and what a choice depends on -----------------------------------------------------------------
@@ -128,7 +129,7 @@ class ModelSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class OpSpec(Spec):
-    """An op: `module` holds `reference`, `make`, `samples`, `TOLERANCE` and `cost` (see llmcore.ops).
+    """An op: `module` holds `reference`, `samples`, `TOLERANCE` and `cost` (see llmcore.ops).
 
     `expands_to`: the ops that a composite consists of. The composite is used if a kernel for it fits, else these ops
     are. `row_wise`: the reference computes each row from that row alone, in an order that no other row changes.

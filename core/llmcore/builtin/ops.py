@@ -41,19 +41,10 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attn.gqa.decode": ("an AttentionKernel for rows of one query token", ()),
     "attn.gqa.prefill": ("an AttentionKernel for rows of any number of query tokens", ()),
     "attn.gqa.mixed": ("an AttentionKernel for all rows of a captured step", ()),
-    "attn.mla.decode": ("attn.gqa.decode over latent rows, with absorbed queries", ()),
-    "attn.mla.prefill": ("attn.gqa.prefill over latent rows, with absorbed queries", ()),
-    "attn.mla.mixed": ("attn.gqa.mixed over latent rows, with absorbed queries", ()),
     "attn.varlen": (
         "(q [T, heads, key_size], k [L, kv_heads, key_size], v [L, kv_heads, value_size], q_start [R + 1], "
         "k_start [R + 1], (longest q, longest k)) -> (out [T, heads, value_size], lse [T, heads])",
         (),
-    ),
-    "head_linear": ("(x [T, heads, inputs], weight [heads, outputs, inputs], beside) -> [T, heads, outputs]", ()),
-    "latent_rope_kv_write": (
-        "(q [T, heads, size], row [T, latent + rotated], weight [latent], eps, cos, sin, kv, slots) -> "
-        "(rotated q, the row as stored)",
-        ("rms_norm", "rope"),
     ),
     "moe.route": (
         "(x [T, size], weight [experts, size], bias [experts] | None) -> (weights [T, top_k], experts [T, top_k])",

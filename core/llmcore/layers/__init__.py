@@ -1,7 +1,7 @@
 """Public building blocks of model families. Call every layer as ``layer(x, step)``."""
 
 from llmcore.layers.attention import Attention
-from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape
+from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape, Unquantized
 from llmcore.layers.decoder import Decoder, Hidden
 from llmcore.layers.dense import (
     DenseConfig,
@@ -16,21 +16,18 @@ from llmcore.layers.layer import Layer
 from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, PairedQKV, QKVLinear, apart
 from llmcore.layers.mesh import Mesh
-from llmcore.layers.mla import MLA, MLA_FUSE, LatentSpec
 from llmcore.layers.mlp import MLP, GatedMLP
 from llmcore.layers.moe import MoE, expert_elements, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from llmcore.layers.rope import NoRope, Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
 from llmcore.ops import DTYPES, Op
-from llmcore.ops.attention import ReferenceAttention, attend, spec_of, token_slots
+from llmcore.ops.attention import ReferenceAttention, attend, shape_of, spec_of, token_slots
 from llmcore.ops.moe import Dispatched
 
 __all__ = [
     "DTYPES",
     "KV",
-    "MLA",
-    "MLA_FUSE",
     "MLP",
     "Attention",
     "AttentionKernels",
@@ -46,7 +43,6 @@ __all__ = [
     "Hidden",
     "KVStep",
     "LMHead",
-    "LatentSpec",
     "Layer",
     "LayerNorm",
     "Layout",
@@ -68,6 +64,7 @@ __all__ = [
     "Rows",
     "ScaledEmbedding",
     "Step",
+    "Unquantized",
     "apart",
     "attend",
     "dense_weights",
@@ -77,6 +74,7 @@ __all__ = [
     "read_rope",
     "read_scoring",
     "scoring_weights",
+    "shape_of",
     "spec_of",
     "token_slots",
     "windowed_groups",

@@ -5,9 +5,7 @@ Weight quantization plugs in as a LinearMethod, which owns every tensor of its l
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +19,7 @@ from llmcore.api.protocols import AttentionKernel
 from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, KVLayoutSpec, OpContext, OpSpec
 from llmcore.layers.layout import Layout
 from llmcore.layers.mesh import Mesh
-from llmcore.ops import DTYPES, Op
+from llmcore.ops import DTYPES, Op, made
 from llmcore.ops.attention import shape_of
 from llmcore.registry.loader import load
 from llmcore.registry.modes import Pins
@@ -152,10 +150,6 @@ def _packing(ops: tuple[Op, ...]) -> Callable[[torch.Tensor], torch.Tensor] | No
     return None if None in names or len(names) > 1 else ops[0].pack  # type: ignore[attr-defined]
 
 
-Asked = tuple[str, tuple[tuple[str, Any], ...]]
-"""An op and its requested sizes, sorted by name."""
-
-
 @dataclass(kw_only=True)
 class Build:
     """The construction of one model for one device.
@@ -165,7 +159,6 @@ class Build:
     `notes`: label -> text, for choices of modules that the start-up summary shows to the operator.
     `resolutions`: every kernel choice so far, in order, for listings, the ModelReport and the fingerprint.
     `attention_kernels`, `attention_specs`: by KV group, the kernels that `attention` bound, and their AttnSpec.
-    `asked`: how often modules asked for each op and shape, which is how often a decode step calls it.
     """
 
     registry: Registry
@@ -183,8 +176,6 @@ class Build:
     resolutions: list[Resolution] = field(default_factory=list, init=False)
     attention_kernels: dict[str, AttentionKernels] = field(default_factory=dict, init=False)
     attention_specs: dict[str, AttnSpec] = field(default_factory=dict, init=False)
-    asked: Counter[Asked] = field(default_factory=Counter, init=False)
-    _counted: int = field(default=1, init=False)
     _bound: dict[object, tuple[Any, ...]] = field(default_factory=dict, init=False)
     _layouts: dict[str, Layout] = field(default_factory=dict, init=False)
 
@@ -212,27 +203,6 @@ class Build:
         A composite without its own kernel becomes its expansion. `given` supplies parts of it that are not ops. Calls
         with equal arguments return the same callables.
         """
-        self.asked[name, tuple(sorted(shape.items()))] += self._counted
-        return self._kernels(name, layout=layout, granule=granule, given=given, **shape)
-
-    @contextmanager
-    def for_prompts(self) -> Iterator[None]:
-        """Inside this context, requested ops do not count in `asked`: decode steps do not call them."""
-        before, self._counted = self._counted, 0
-        try:
-            yield
-        finally:
-            self._counted = before
-
-    def _kernels(
-        self,
-        name: str,
-        *,
-        layout: str | None = None,
-        granule: int = 1,
-        given: Mapping[str, Op] | None = None,
-        **shape: Any,
-    ) -> tuple[Op, ...]:
         parts = dict(given or {})
         key = (name, layout, granule, tuple(sorted(shape.items())), tuple(sorted(parts.items(), key=lambda p: p[0])))
         if key not in self._bound:
@@ -253,13 +223,12 @@ class Build:
 
         All layers of the group share them. Raises ConfigError if two layers want different AttnSpecs.
         """
-        self.asked[f"{ops}.decode", tuple(sorted(shape_of(spec).items()))] += 1
         if (other := self.attention_specs.setdefault(group, spec)) != spec:
             raise ConfigError(f"KV group {group!r} has two kinds of attention, {other} and {spec}; declare two groups")
         if group not in self.attention_kernels:
             where = self.kv_group(group)
             fixed = {"layout": where.layout, "granule": self.granules.get(group, 1), **shape_of(spec)}
-            made: dict[str, Any] = {kind: self._kernels(f"{ops}.{kind}", **fixed) for kind in AttentionKernels._fields}
+            made: dict[str, Any] = {kind: self.op(f"{ops}.{kind}", **fixed) for kind in AttentionKernels._fields}
             kernels = AttentionKernels(**made)
             self.attention_kernels[group] = kernels if wrap is None else wrap(kernels)
         return self.attention_kernels[group]
@@ -272,7 +241,7 @@ class Build:
         """The model's KV group `name`, with the layout that a mode pinned, if any. Raises ConfigError."""
         for group in self.config.kv_groups:
             if group.name == name:
-                return group if self.pins.layout is None else _with_layout(group, self.pins.layout)
+                return group if self.pins.layout is None else replace(group, layout=self.pins.layout)
         known = ", ".join(group.name for group in self.config.kv_groups)
         raise ConfigError(f"the model has no KV group {name!r}; its config declares {known}")
 
@@ -295,7 +264,7 @@ class Build:
 
     def bind(self, resolution: Resolution) -> Any:
         """Make the chosen kernel."""
-        return load(resolution.chosen.make)(resolution.context)
+        return made(resolution.chosen, resolution.context)
 
     def _context(self, op: str, bucket: int, layout: str | None, granule: int, shape: Mapping[str, Any]) -> OpContext:
         return OpContext(
@@ -334,7 +303,3 @@ class Build:
             return self._make(self._context(op, whole.bucket, whole.layout, whole.granule, shape), given)  # type: ignore[no-any-return]
 
         return part
-
-
-def _with_layout(group: KVGroupSpec, layout: str) -> KVGroupSpec:
-    return replace(group, layout=layout)

@@ -115,9 +115,8 @@ class Linear(Layer):
 
 
 def _create(method: LinearMethod, build: Build, shape: LinearShape, weight: nn.Parameter | None) -> Bound:
-    """New tensors for an existing linear. `Build.asked` does not count its op again."""
-    with build.for_prompts():
-        return method.create(replace(shape, shared=weight), build)
+    """New tensors for an existing linear."""
+    return method.create(replace(shape, shared=weight), build)
 
 
 class QKVLinear(Linear):

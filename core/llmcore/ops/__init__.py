@@ -3,7 +3,8 @@
 An OpSpec names a module with these attributes:
 
 `reference`: a short torch function that defines the op.
-`make(context) -> callable`: the reference bound to one context. It is the kernel `torch` of the op.
+`make(context) -> callable`: the op's kernel `torch`, made for one context. Without it, this kernel is `reference`. A
+  module without `reference` is an op whose right result depends on the context; what `make` returns defines it.
 `samples(context) -> iterator of argument tuples`: seeded inputs with difficult values, and with NaN in places that
   a kernel must not read.
 `TOLERANCE`: dtype -> largest allowed error, relative to the largest expected value.
@@ -13,14 +14,14 @@ An OpSpec names a module with these attributes:
 `IN_PLACE`, optional: the names of the reference's arguments that a kernel may overwrite. A kernel writes tuples of
   tensors (KV pools, tables) as the reference does. It leaves every other argument as it is, to the bit.
 `LAYOUTS`, if the op reads or writes KV: the layouts that its samples know.
-`meaning(context) -> callable`, in place of `reference`, if the right result depends on the context.
+`JOINED`, for attention: True if these layouts are joined, so that a token's value is the first part of its key.
 `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, on the device of `draw`.
 `timed(context, tokens)`, optional: iterator of the arguments that `llmcore kernels --bench` times, on the device of
   `draw`. Without it, the bench times the first of `samples`, for which SAMPLE_TOKENS gives `tokens`.
 `expand(context, part) -> callable`, for a composite. `part(op, **shape)` returns the op's chosen kernel.
 
-Attention ops make `protocols.AttentionKernel`s. `llmcore.ops.attention` defines them; their `reference` and samples
-are in `llmcore.ops.attention_cases`.
+Attention ops make `protocols.AttentionKernel`s, as `llmcore.ops.attention` defines them. Their samples are `AttnRows`,
+for which the check makes queries and KV.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from importlib import import_module
+from typing import Any
 
 import torch
 
-from llmcore.api.specs import OpContext
+from llmcore.api.specs import KernelSpec, OpContext
+from llmcore.registry.loader import load
+from llmcore.registry.resolve import REFERENCE
 
 Op = Callable[..., Any]
 """A bound op: tensors in, tensors out."""
@@ -46,30 +50,12 @@ ROUNDING: Mapping[str, float] = {"f32": 1e-5, "f16": 4e-3, "bf16": 2e-2}
 """The tolerance of an op that rounds a few times."""
 
 
-class OpModule(Protocol):
-    """The attributes that every op's module has."""
-
-    TOLERANCE: Mapping[str, float]
-
-    def reference(self, *args: Any) -> Any:
-        """The definition of the op."""
-
-    def make(self, context: OpContext) -> Any:
-        """The reference bound to `context`."""
-
-    def samples(self, context: OpContext) -> Iterator[tuple[Any, ...]]:
-        """Argument tuples, in the context's dtype."""
-
-    def cost(self, shape: Shape) -> tuple[float, float]:
-        """(bytes, flops) of one call."""
-
-
-@runtime_checkable
-class Bound(Protocol):
-    """The module of an op whose definition depends on the context."""
-
-    def meaning(self, context: OpContext) -> Op:
-        """A function that computes what a kernel made for `context` must compute."""
+def made(kernel: KernelSpec, context: OpContext) -> Any:
+    """`kernel`, made for `context`: a callable, or an AttentionKernel."""
+    if kernel.name == REFERENCE:
+        module = import_module(kernel.make.partition(":")[0])
+        return module.make(context) if hasattr(module, "make") else module.reference
+    return load(kernel.make)(context)
 
 
 def size(shape: Shape, name: str, default: int = 1) -> int:

@@ -24,11 +24,6 @@ def reference(
     return layer_norm.reference(total, weight, bias, eps), total
 
 
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
-
-
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
     """An addition, then the chosen layer_norm."""
     norm = part("layer_norm", **context.shape)

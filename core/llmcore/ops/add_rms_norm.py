@@ -24,11 +24,6 @@ def reference(
     return rms_norm.reference(total, weight, eps), total
 
 
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
-
-
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
     """An addition, then the chosen rms_norm."""
     norm = part("rms_norm", **context.shape)

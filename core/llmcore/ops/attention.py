@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from llmcore.api.errors import ConfigError
@@ -73,27 +74,49 @@ def cost(shape: Shape) -> tuple[float, float]:
     return float(moved * element), 2.0 * tokens * kv_len * size(shape, "heads") * width
 
 
-GQA_LAYOUTS = ("token",)
+LAYOUTS = ("token",)
 """Layouts that store the keys and values of every head side by side."""
 
-LAYOUTS = (*GQA_LAYOUTS, "mla-latent")
-"""Layouts that the torch reference reads.
+SHAPES: tuple[Shape, ...] = tuple(
+    shape_of(spec)
+    for spec in (
+        AttnSpec(heads=9, kv_heads=3, key_size=16, value_size=16, scale=0.25),
+        AttnSpec(heads=5, kv_heads=1, key_size=8, value_size=8, scale=0.3),
+        AttnSpec(heads=4, kv_heads=4, key_size=16, value_size=16, scale=0.25, window=5),
+    )
+)
+"""Groups of odd sizes, one KV head, a window."""
 
-In `mla-latent` a token is one row. The row's first `value_size` elements are the token's value.
-"""
+
+Sample = tuple[AttnRows]
+"""A sample of an attention op: the rows of a step. The check makes queries and KV for them."""
+
+
+def rows(n_query: Sequence[int], kv_len: Sequence[int]) -> Sample:
+    """The sample whose rows have these numbers of query tokens and of KV tokens."""
+    return (AttnRows(n_query=np.asarray(n_query, np.int32), kv_len=np.asarray(kv_len, np.int32)),)
+
+
+BLOCK = 64
+"""Queries that the reference computes at a time, to bound the memory of scores."""
 
 
 class ReferenceAttention:
-    """The reference AttentionKernel, for `LAYOUTS` and rows of any length. It reads KV only through the table."""
+    """The reference AttentionKernel, for rows of any length. It reads KV only through the table.
+
+    `layouts`: the names of the layouts that it reads. A subclass may name others in which the first tensor of a layer
+    has the keys, and the last one has the values, or wider rows that begin with them.
+    """
+
+    layouts: tuple[str, ...] = LAYOUTS
 
     def __init__(self, context: OpContext) -> None:
         self.spec = spec_of(context)
         self.granule = context.granule
-        if context.layout not in LAYOUTS:
-            known = " and ".join(LAYOUTS)
+        if context.layout not in self.layouts:
             raise ConfigError(
-                f"{context.op}: the torch reference reads layouts {known}, not {context.layout!r}; a plugin's layout "
-                f"comes with kernels of its own (docs/authors/kv-layout.md)"
+                f"{context.op}: the torch reference reads layout {' or '.join(self.layouts)}, not {context.layout!r}; "
+                f"a plugin's layout comes with kernels of its own (docs/authors/kv-layout.md)"
             )
         if self.spec.sinks or self.spec.mask not in ("causal", "full"):
             raise ConfigError(f"{context.op}: the torch reference has no sinks and no {self.spec.mask!r} mask")
@@ -118,13 +141,17 @@ class ReferenceAttention:
         """Compute one row after the other; see protocols.AttentionKernel."""
         borders = meta["q_start"].tolist()
         for row, (request, length) in enumerate(zip(meta["request"].tolist(), meta["kv_len"].tolist(), strict=True)):
-            first, last = borders[row], borders[row + 1]
-            if first == last:
+            last = borders[row + 1]
+            if borders[row] == last:
                 continue
             slots = token_slots(meta["table"][request], 0, length, self.granule)
             keys, values = kv[0][slots], kv[-1][slots, :, : self.spec.value_size]
-            part, part_lse = attend(q[first:last], keys, values, self.spec)
-            out[first:last] = part.to(out.dtype)
-            if lse is not None:
-                lse[first:last] = part_lse
+            for first in range(borders[row], last, BLOCK if self.spec.mask == "causal" else length):
+                stop = min(first + BLOCK, last) if self.spec.mask == "causal" else last
+                # `attend` takes its queries for the last tokens, so the keys must end with this block's tokens.
+                end = length - (last - stop)
+                part, part_lse = attend(q[first:stop], keys[:end], values[:end], self.spec)
+                out[first:stop] = part.to(out.dtype)
+                if lse is not None:
+                    lse[first:stop] = part_lse
         return out

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = ROUNDING
 
@@ -21,11 +21,6 @@ def reference(parts: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, to
     weights = (lses - lse).exp().nan_to_num(0.0).unsqueeze(-1)
     merged = torch.where(weights > 0, parts.float() * weights, 0.0).sum(0)
     return merged.to(parts.dtype), lse
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -13,10 +13,10 @@ import torch
 
 from llmcore.api.models import AttnSpec
 from llmcore.api.specs import OpContext
-from llmcore.ops import Op, Shape, draw, draws_on, size
+from llmcore.ops import Shape, draw, draws_on, size
 from llmcore.ops.attention import TOLERANCE, attend, shape_of, spec_of
 
-__all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "meaning", "samples", "timed"]
+__all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "samples", "timed"]
 
 SHAPES: tuple[Shape, ...] = tuple(
     shape_of(AttnSpec(heads=heads, kv_heads=heads, key_size=key, value_size=value, scale=0.2, mask=mask))
@@ -62,12 +62,7 @@ class Varlen:
         return out, lse
 
 
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return Varlen(context)
-
-
-meaning = make
+make = Varlen
 
 
 def samples(context: OpContext) -> Iterator[Arguments]:

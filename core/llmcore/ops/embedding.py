@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.ops import SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 
@@ -18,11 +18,6 @@ SHAPES: tuple[Shape, ...] = ({"vocab": 97, "size": 40},)
 def reference(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """ids [T] int64, table [vocabulary, size] -> [T, size]."""
     return F.embedding(ids, table)
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

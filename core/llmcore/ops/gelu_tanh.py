@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = ROUNDING
 
@@ -18,11 +18,6 @@ SHAPES: tuple[Shape, ...] = ({"size": 44}, {"size": 128})
 def reference(x: torch.Tensor) -> torch.Tensor:
     """x [T, size] -> [T, size], rounded once."""
     return F.gelu(x, approximate="tanh")
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:

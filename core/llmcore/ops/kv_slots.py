@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -12,7 +13,7 @@ from llmcore.ops import SAMPLE_TOKENS, Op, Shape, size
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 
 
-def reference(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor, granule: int = 1) -> torch.Tensor:
+def slots_of(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor, granule: int = 1) -> torch.Tensor:
     """table [N, places], owner [T], positions [T], all int32 -> slots [T] int64.
 
     Row n of `table` has the granules of request n, in order; each holds `granule` tokens. `owner` is each token's
@@ -24,17 +25,9 @@ def reference(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor,
     return table[owner, place].long() * granule + positions % granule
 
 
-def meaning(context: OpContext) -> Op:
-    """The reference for `context.granule`."""
-    granule = context.granule
-
-    def run(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return reference(table, owner, positions, granule)
-
-    return run
-
-
-make = meaning
+def make(context: OpContext) -> Op:
+    """`slots_of` for the context's granule."""
+    return partial(slots_of, granule=context.granule)
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

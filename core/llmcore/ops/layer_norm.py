@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = ROUNDING
 
@@ -28,11 +28,6 @@ def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     y = F.layer_norm(x.float(), x.shape[-1:], None, None, eps) * weight
     return (y if bias is None else y + bias).to(x.dtype)
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, float]]:

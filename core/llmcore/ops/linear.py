@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.ops import SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 
@@ -21,11 +21,6 @@ TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, inputs], weight [outputs, inputs], bias [outputs] or None -> [T, outputs]."""
     return F.linear(x, weight, bias)
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:

@@ -26,11 +26,6 @@ def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
     return silu_and_mul.reference(linear.reference(x, weight, bias))
 
 
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
-
-
 class Expanded:
     """The chosen kernels of the linear and the activation. It has `packing` and `pack` if the linear has them."""
 

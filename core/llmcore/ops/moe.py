@@ -7,7 +7,7 @@ several devices, dispatch and combine move the tokens.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -37,10 +37,8 @@ def shape_of(spec: RouteSpec) -> dict[str, Any]:
 
 def spec_of(context: OpContext) -> RouteSpec:
     """The RouteSpec that an OpContext's shape holds."""
-    return RouteSpec(**{name: context.shape[name] for name in asdict(_DEFAULT) if name in context.shape})  # type: ignore[arg-type]
+    return RouteSpec(**{f.name: context.shape[f.name] for f in fields(RouteSpec) if f.name in context.shape})  # type: ignore[arg-type]
 
-
-_DEFAULT = RouteSpec(experts=1, top_k=1)
 
 ROUTES: tuple[Shape, ...] = (
     {**shape_of(RouteSpec(experts=8, top_k=2, normalize=True)), "bias": False},

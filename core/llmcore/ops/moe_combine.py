@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = ROUNDING
 
@@ -21,11 +21,6 @@ def reference(y: torch.Tensor, weights: torch.Tensor, extra: torch.Tensor | None
     if extra is not None:
         combined = combined + extra.float()
     return combined.to(y.dtype)
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:

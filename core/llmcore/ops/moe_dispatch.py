@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, draws_on, size
+from llmcore.ops import SAMPLE_TOKENS, Shape, draw, draws_on, size
 from llmcore.ops.moe import Dispatched
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
@@ -30,12 +30,7 @@ class Dispatch:
         return Dispatched(x, pairs, starts.to(torch.int32))
 
 
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return Dispatch(context)
-
-
-meaning = make
+make = Dispatch
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import Op, Shape, draw, moe_dispatch, silu_and_mul, size
+from llmcore.ops import Shape, draw, moe_dispatch, silu_and_mul, size
 from llmcore.ops.moe import Dispatched
 
 TOLERANCE = {"f32": 5e-5, "f16": 8e-3, "bf16": 3e-2}
@@ -42,12 +42,7 @@ class Experts:
         return y
 
 
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return Experts(context)
-
-
-meaning = make
+make = Experts
 
 
 def weights(context: OpContext) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,17 +62,6 @@ def samples(context: OpContext) -> Iterator[tuple[Dispatched, torch.Tensor, torc
     dispatch = moe_dispatch.make(context)
     for _, chosen in moe_dispatch.samples(context):
         yield dispatch(draw(context, len(chosen), width), chosen), gate_up, down
-
-
-def timed(context: OpContext, tokens: int) -> Iterator[tuple[Dispatched, torch.Tensor, torch.Tensor]]:
-    """Tokens spread over the experts."""
-    gate_up, down = weights(context)
-    experts, top_k = size(context.shape, "experts", 8), size(context.shape, "top_k", 2)
-    chosen = torch.rand(
-        tokens, experts, generator=torch.Generator(gate_up.device).manual_seed(0), device=gate_up.device
-    )
-    best = chosen.argsort(-1)[:, :top_k].to(torch.int32).contiguous()
-    yield moe_dispatch.make(context)(draw(context, tokens, size(context.shape, "size", 72)), best), gate_up, down
 
 
 def cost(shape: Shape) -> tuple[float, float]:

@@ -94,11 +94,8 @@ class Fused:
 
 def make(context: OpContext) -> Op:
     """The reference, made of the references of its parts."""
-    modules = (moe_route, moe_dispatch, moe_experts, moe_combine, linear_silu_and_mul, linear)
-    return Fused(*(module.make(context) for module in modules))
-
-
-meaning = make
+    chosen = (moe_route.make(context), moe_dispatch.make(context), moe_experts.make(context))
+    return Fused(*chosen, moe_combine.reference, linear_silu_and_mul.reference, linear.reference)
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
@@ -132,15 +129,6 @@ def samples(context: OpContext) -> Iterator[Arguments]:
         x = moe.coarse(context, tokens, width)
         yield x, router, bias, gate_up, down, None, shared
         yield x, router, bias, gate_up, down, draw(context, tokens, width, seed=1), shared
-
-
-def timed(context: OpContext, tokens: int) -> Iterator[Arguments]:
-    """One call with `tokens` tokens; it has an extra only without a shared MLP."""
-    width = size(context.shape, "size", 72)
-    gate_up, down = moe_experts.weights(context)
-    shared = shared_weights(context)
-    extra = draw(context, tokens, width) if shared is None else None
-    yield moe.coarse(context, tokens, width), *moe.router(context, width), gate_up, down, extra, shared
 
 
 def cost(shape: Shape) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from llmcore.api.models import RouteSpec
 from llmcore.api.specs import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, moe, size
+from llmcore.ops import SAMPLE_TOKENS, Shape, moe, size
 
 TOLERANCE = {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-5}
 """The same for all types, because the op computes in f32."""
@@ -57,12 +57,7 @@ def _in_groups(choice: torch.Tensor, spec: RouteSpec) -> torch.Tensor:
     return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
 
 
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return Route(context)
-
-
-meaning = make
+make = Route
 
 
 def samples(context: OpContext) -> Iterator[Arguments]:

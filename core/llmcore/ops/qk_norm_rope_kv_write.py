@@ -36,11 +36,6 @@ def reference(
     return rope_kv_write.reference(_normed(qk, v.shape[1], norms, eps, rms_norm.reference), v, cos, sin, kv, slots)
 
 
-def make(context: OpContext) -> Op:
-    """The reference. It is right for the token layout only."""
-    return reference
-
-
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
     """rms_norm of queries and of keys, then rope_kv_write or its expansion."""
     norm, write = part("rms_norm", size=context.shape["size"]), part("rope_kv_write", **context.shape)

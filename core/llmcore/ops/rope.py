@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = ROUNDING
 
@@ -26,11 +26,6 @@ def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Te
     if rotated == x.shape[-1]:
         return turned.to(x.dtype)
     return torch.cat((turned.to(x.dtype), x[..., rotated:]), -1)
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

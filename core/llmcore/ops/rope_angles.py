@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, size
+from llmcore.ops import SAMPLE_TOKENS, Shape, size
 
 TOLERANCE = {"f32": 1e-6, "f16": 1e-6, "bf16": 1e-6}
 
@@ -32,11 +32,6 @@ def turns(angles: torch.Tensor, amplitude: float) -> tuple[torch.Tensor, torch.T
     """
     cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:

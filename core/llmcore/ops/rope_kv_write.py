@@ -44,11 +44,6 @@ def reference(
     return turned
 
 
-def make(context: OpContext) -> Op:
-    """The reference. It is right for the token layout only."""
-    return reference
-
-
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
     """rope, then the layout's write."""
     heads, kv_heads = size(context.shape, "heads"), size(context.shape, "kv_heads")

@@ -294,11 +294,6 @@ def reference(logits: Tensor, rows: SampleRows) -> Sampled:
     return with_logprobs(logits, tokens, finite, rows.logprobs)
 
 
-def make(context: OpContext) -> Sampler:
-    """The reference, which handles every variant."""
-    return reference
-
-
 def plain_rows(count: int, **columns: float) -> SampleRows:
     """`count` rows that sample from the model's own distribution; `columns` replaces parameters of all rows."""
 

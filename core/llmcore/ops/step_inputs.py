@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, size
+from llmcore.ops import SAMPLE_TOKENS, Shape, size
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 
@@ -30,11 +30,6 @@ def reference(
     owner = request[row]
     positions = computed[owner] + offset
     return history[owner, positions].long(), positions, owner, prompt_len[owner], computed[request] + n_query
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, size
+from llmcore.ops import SAMPLE_TOKENS, Shape, size
 from llmcore.ops.step_inputs import LENGTH, State, draw_state
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
@@ -45,11 +45,6 @@ def reference(
     history[sample_request, at] = read.clamp(min=0)
     lengths[sample_request] = at + 1
     return read
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(

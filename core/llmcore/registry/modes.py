@@ -72,7 +72,7 @@ def mode_misfit(
     known = {spec.name for spec, _ in registry.specs(OpSpec)}
     for op, kernel in mode.kernels.items():
         if op not in known:
-            return f"pins {op}, which is an op of no plugin"
+            return f"pins {op}, which is an op of no active plugin"
         if ops is not None and op not in ops:
             return f"pins {op}, which this model does not use"
         found = [spec for spec, _ in registry.specs(KernelSpec) if (spec.op, spec.name) == (op, kernel)]

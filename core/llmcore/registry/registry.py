@@ -235,12 +235,14 @@ class Registry:
         return [info for info in self.plugins if info.name in names]
 
     def find(self, kind: type[S], name: str) -> S:
-        """The contribution called `name`. Raises ConfigError that lists the known names."""
+        """The contribution called `name`. Raises ConfigError that says who brings it, or which names are known."""
         found = {spec.name: spec for spec, _ in self.specs(kind)}
         if name in found:
             return found[name]
         what = KIND_NAMES[kind]
         why = "".join(f"; plugin {d.plugin.name!r} has one, {d.reason}" for d in self.declined if d.spec.name == name)
+        if dist := known_plugins().get(name):
+            raise ConfigError(f"there is no {what} {name!r}{why}; {dist}, which is not active, brings it")
         exist = ", ".join(sorted(found)) or "none"
         raise ConfigError(f"there is no {what} {name!r}{why}; known: {exist}.{did_you_mean(name, found)}")
 
@@ -383,6 +385,6 @@ def _plain(value: Any) -> Any:
 
 @cache
 def known_plugins() -> Mapping[str, str]:
-    """Architecture -> the distribution that brings it, from generated package data."""
+    """Architecture, op or KV layout -> the plugin's distribution that brings it, from generated package data."""
     text = files("llmcore.registry").joinpath("known_plugins.json").read_text(encoding="utf-8")
     return cast("dict[str, str]", json.loads(text))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,11 +55,13 @@ class Fit:
         self.paths = parameter_paths(model) if tied or untied else paths
         self.first = first_names(model)
         self.parameters = {name: model.get_parameter(path).data for name, path in self.paths.items()}
-        self.placements = dict(placements(model))
+        self.placements = placements(model)
         self.pieces: dict[str, list[Piece]] = {}
         counted = Counter(self.first.values())
         self.shared = {name for name, first in self.first.items() if counted[first] > 1}
-        self.lacking = {(name, part) for name in self.first.values() for part in self._parts_of(name) or (None,)}
+        self.lacking = {
+            (name, part) for name in self.first.values() for part in self.placements[name].parts or (None,)
+        }
         self.unexpected: list[str] = []
         self.mismatched: list[str] = []
         for name, (shape, _) in sizes.items():
@@ -102,7 +104,7 @@ class Fit:
             if into is None:
                 self.unexpected.append(name)
                 return
-            shard = self._placement(target.name).shard_of(target.part)
+            shard = self.placements[target.name].shard_of(target.part)
             wanted = _whole(into, shard, self.mesh)
             rows = None if len(targets) == 1 else (first, wanted[0])
             pieces.append(Piece(target.name, into, rows, shard))
@@ -147,22 +149,16 @@ class Fit:
             found.append(likely[0] if likely else name if part is None else f"{part} of {name}")
         return sorted(set(found))
 
-    def _placement(self, name: str) -> Placement:
-        return self.placements.get(name, WHOLE)
-
-    def _parts_of(self, name: str) -> Mapping[str, tuple[int, int]]:
-        return self._placement(name).parts
-
     def _parts(self, target: Target) -> tuple[Target, ...]:
         """A target for each part of a parameter that one tensor fills; else `target` itself.
 
         The ranks cut each part separately.
         """
-        parts = self._parts_of(target.name) if target.part is None else ()
+        parts = self.placements[target.name].parts if target.part is None else ()
         return tuple(Target(target.name, part) for part in parts) or (target,)
 
     def _part(self, target: Target) -> torch.Tensor | None:
-        into, parts = self.parameters.get(target.name), self._parts_of(target.name)
+        into, parts = self.parameters.get(target.name), self.placements[target.name].parts
         if into is None or target.part is None:
             return into
         return into.narrow(0, *parts[target.part]) if target.part in parts else None
@@ -215,9 +211,6 @@ class Shared:
             piece.into.copy_(part)
 
 
-WHOLE = Placement()
-
-
 def parameter_paths(model: nn.Module) -> dict[str, str]:
     """The family's name of each parameter -> its path. A shared parameter appears under each of its names."""
     named = ((family_name(model, path), path) for path, _ in model.named_parameters(remove_duplicate=False))
@@ -237,12 +230,14 @@ def family_name(model: nn.Module, path: str) -> str | None:
     return family_path(getattr(model, "wrapped", {}), path)
 
 
-def placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
-    """(family's name, Placement) of each parameter whose module has a placement for it."""
+def placements(model: nn.Module) -> defaultdict[str, Placement]:
+    """Family's name of a parameter -> the Placement that its module has for it, else one without parts and shard."""
+    found: defaultdict[str, Placement] = defaultdict(Placement)
     for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf, placement in getattr(module, "placements", {}).items():
             if (name := family_name(model, f"{prefix}.{leaf}" if prefix else leaf)) is not None:
-                yield name, placement
+                found[name] = placement
+    return found
 
 
 def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Collection[str]) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from llmcore.api.protocols import Checkpoint
 from llmcore.layers.mesh import Mesh
-from llmcore.weights.fit import WHOLE, Fit, Piece, Shared, family_name, first_names, placements
+from llmcore.weights.fit import Fit, Piece, Shared, family_name, first_names, placements
 from llmcore.weights.map import Sizes, Target, WeightMap
 
 Progress = Callable[[int], None]
@@ -75,10 +75,10 @@ def dummy_weights(model: nn.Module, seed: int = 0) -> int:
 
 def stored_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors that a checkpoint has for `model`, by path; a parameter with parts has one for each."""
-    found = dict(placements(model))
+    found = placements(model)
     shapes: dict[str, tuple[int, ...]] = {}
     for path, parameter in model.named_parameters():
-        placement = found.get(family_name(model, path) or path, WHOLE)
+        placement = found[family_name(model, path) or path]
         for part, (_, rows) in placement.parts.items():
             shapes[f"{path}.{part}"] = (rows, *parameter.shape[1:])
         if not placement.parts:

@@ -109,7 +109,7 @@ class WeightMap:
         if _meets(name, self.skip):
             return ()
         plain = self._renamed(name)
-        name = self._ended(plain)
+        name = next(iter(_swapped_ends(plain, self.suffix)), plain)
         head, _, leaf = name.rpartition(".")
         parent, _, module = head.rpartition(".")
         if self.stack and (stacked := self._stacked(parent, module, leaf)) is not None:
@@ -158,9 +158,6 @@ class WeightMap:
             if name.startswith(prefix):
                 return self.rename[prefix] + name[len(prefix) :]
         return name
-
-    def _ended(self, name: str) -> str:
-        return next(iter(_swapped_ends(name, self.suffix)), name)
 
     def _stacked(self, parent: str, module: str, leaf: str) -> Target | None:
         above, _, index = parent.rpartition(".")

@@ -1,7 +1,5 @@
 """A KV layout with its own attention: int8 with a scale per token and head, `--mode kv8`."""
 
-from dataclasses import replace
-
 from llmcore.api import KernelSpec, KVLayoutSpec, ModeSpec, Requires, hookimpl
 
 LAYOUT = "int8-heads"
@@ -62,8 +60,10 @@ def attention(context):
     from llmcore.layers import ReferenceAttention
 
     class OverInt8(ReferenceAttention):
+        layouts = (LAYOUT,)
+
         def run(self, q, k_new, v_new, kv, meta, out, lse=None):
             plain = tuple((pool * scales[..., None]).to(q.dtype) for pool, scales in zip(kv[:2], kv[2:], strict=True))
             return super().run(q, k_new, v_new, plain, meta, out, lse)
 
-    return OverInt8(replace(context, layout="token"))
+    return OverInt8(context)

@@ -1,9 +1,9 @@
-"""The DeepSeek families V2 and V3, the KV layout of their attention, and the FP8 format of V3's weights."""
+"""The DeepSeek families V2 and V3, the ops and KV layout of their attention, and the FP8 format of V3's weights."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llmcore.api import KVLayoutSpec, ModelSpec, QuantMethodSpec, hookimpl
+from llmcore.api import KVLayoutSpec, ModelSpec, OpSpec, QuantMethodSpec, hookimpl
 
 
 @hookimpl
@@ -11,6 +11,29 @@ def register_models() -> Iterable[ModelSpec]:
     """DeepseekV2ForCausalLM and DeepseekV3ForCausalLM."""
     yield _family("v2", "DeepseekV2ForCausalLM", "DeepSeek-V2, V2-Lite and V2.5: latent attention, shared experts")
     yield _family("v3", "DeepseekV3ForCausalLM", "DeepSeek-V3 and R1: V2 with corrected sigmoid routing")
+
+
+@hookimpl
+def register_ops() -> Iterable[OpSpec]:
+    """The ops of latent attention."""
+    for kind in ("decode", "prefill", "mixed"):
+        yield OpSpec(
+            name=f"attn.mla.{kind}",
+            module=f"{__name__}.ops.attn_mla",
+            signature=f"attn.gqa.{kind} over latent rows, with absorbed queries",
+        )
+    yield OpSpec(
+        name="head_linear",
+        module=f"{__name__}.ops.head_linear",
+        signature="(x [T, heads, inputs], weight [heads, outputs, inputs], beside) -> [T, heads, outputs]",
+    )
+    yield OpSpec(
+        name="latent_rope_kv_write",
+        module=f"{__name__}.ops.latent_rope_kv_write",
+        signature="(q [T, heads, size], row [T, latent + rotated], weight [latent], eps, cos, sin, kv, slots) -> "
+        "(rotated q, the row as stored)",
+        expands_to=("rms_norm", "rope"),
+    )
 
 
 @hookimpl

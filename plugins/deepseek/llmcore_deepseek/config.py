@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcore.api import ConfigError, KVGroupSpec, RouteSpec
-from llmcore.layers import DenseConfig, LatentSpec, RopeConfig, expert_elements, read_dense
+from llmcore.layers import DenseConfig, RopeConfig, expert_elements, read_dense
+
+from llmcore_deepseek.mla import LatentSpec
 
 GROUP = "all"
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from llmcore.api import WeightMap
 from llmcore.layers import (
-    MLA,
-    MLA_FUSE,
     Bucketed,
     Build,
     Decoder,
@@ -25,6 +23,7 @@ from llmcore.layers import (
 )
 
 from llmcore_deepseek.config import GROUP, DeepseekConfig
+from llmcore_deepseek.mla import MLA, MLA_FUSE
 
 
 def weights(config: DeepseekConfig) -> WeightMap:

@@ -16,10 +16,10 @@ from llmcore.api.models import KVGroupSpec
 from llmcore.api.protocols import Checkpoint, Device, QuantMethod
 from llmcore.api.specs import DeviceInfo, DType, KernelSpec, OpContext, OpSpec
 from llmcore.layers.layout import Layout
-from llmcore.ops import Shape
+from llmcore.ops import Shape, made
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
-from llmcore.registry.resolve import REFERENCE, describe, why_not
+from llmcore.registry.resolve import REFERENCE, candidates_for, describe, why_not
 from llmcore.weights.source import open_checkpoint
 
 from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, check_each, check_readers, loaded
@@ -40,12 +40,12 @@ HELD = 6
 
 
 def check_register_ops(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every op's module is complete, its `make` agrees with its `reference`, its cost is finite, its parts exist."""
+    """Every op's module is complete, its kernel `torch` is right, its cost is finite, its parts exist."""
     return check_each(registry, plugin, OpSpec, "op", partial(_check_op, registry))
 
 
 def _check_op(registry: Registry, op: OpSpec) -> None:
-    module = _module(op)
+    module, (reference, _) = _module(op), candidates_for(registry, op.name)[0]
     layout = next(iter(getattr(module, "LAYOUTS", ())), None)
     with all_problems() as problems:
         for part in op.expands_to:
@@ -58,13 +58,13 @@ def _check_op(registry: Registry, op: OpSpec) -> None:
         for dtype, shape in itertools.product(DTYPES, _shapes(module)):
             context = OpContext(op=op.name, device=CPU, dtype=dtype, layout=layout, shape=shape)
             with problems.of(describe(context)):
-                check(module, module.make(context), context)
+                check(module, made(reference, context), context)
 
 
 def _module(op: OpSpec) -> Any:
     module = importlib.import_module(op.module)
-    lacks = [name for name in ("make", "samples", "TOLERANCE", "cost") if not hasattr(module, name)]
-    lacks += [] if hasattr(module, "reference") or hasattr(module, "meaning") else ["reference (or meaning)"]
+    lacks = [name for name in ("samples", "TOLERANCE", "cost") if not hasattr(module, name)]
+    lacks += [] if hasattr(module, "reference") or hasattr(module, "make") else ["reference (or make)"]
     assert not lacks, f"{op.module} lacks {', '.join(lacks)}"
     missing = [dtype for dtype in DTYPES if dtype not in module.TOLERANCE]
     assert not missing, f"TOLERANCE lacks {', '.join(missing)}"

@@ -13,13 +13,14 @@ from llmcore.api.specs import DeviceInfo, bucket_of
 from llmcore.config import Config
 from llmcore.engine.blueprint import Blueprint
 from llmcore.layers.step import KVStep, Step
-from llmcore.ops.attention_cases import Uploads
 from llmcore.registry.loader import build_registry, load, select
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.quant import unquantized
 from llmcore.weights.source import open_checkpoint, read_model
+
+from llmcore_devtools.kernels.attention_cases import Uploads
 
 
 def registry_for_tests(plugins: Sequence[str] | None = None) -> Registry:

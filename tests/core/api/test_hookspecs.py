@@ -20,6 +20,7 @@ from llmcore.api.models import LayerInfo
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
 from llmcore.config import make_config
+from llmcore.ops import made
 from llmcore.registry.inspect import hook_rows
 from llmcore.registry.loader import load
 from llmcore.registry.registry import CONTRIBUTIONS, Registry
@@ -88,7 +89,7 @@ def test_hook_register_ops() -> None:
     registry, module = example("register_ops")
     context = OpContext(op="add_one", device=CPU, dtype="f32", shape={"size": 8})
     found = resolve(candidates_for(registry, "add_one"), context, {})
-    assert load(found.chosen.make)(context) is module.reference
+    assert made(found.chosen, context) is module.reference
 
 
 def test_hook_register_kernels() -> None:
@@ -293,8 +294,8 @@ def test_hook_on_shutdown(caplog: pytest.LogCaptureFixture) -> None:
 WRONG = {
     "register_kernels": ("+ eps", "+ 2 * eps + 0.1", "off by"),
     "register_ops": (
-        "return reference",
-        "return lambda x: x + 2",
+        "def samples(",
+        "def make(context):\n    return lambda x: x + 2\n\n\ndef samples(",
         "add_one on cpu, f32, 1 tokens: add_one, sample 1, output 0: off by",
     ),
     "register_modes": ('"rms_norm": "torch"', '"rms_norm": "fast"', "rms_norm has no kernel fast"),

@@ -118,6 +118,7 @@ def register_modes():
     yield ModeSpec(name="gpu", kernels={"attn.gqa.decode": "gpu"})
     yield ModeSpec(name="half", kernels={"attn.gqa.decode": "half"})
     yield ModeSpec(name="picky", kernels={"attn.gqa.decode": "picky"})
+    yield ModeSpec(name="sparse", kernels={"moe.fused": "torch"})
     yield ModeSpec(name="latent", kernels={"attn.mla.decode": "torch"})
     yield ModeSpec(name="elsewhere", layout="nowhere")
 """
@@ -126,7 +127,8 @@ MISFITS = {
     "gpu": "kernel gpu for attn.gqa.decode needs device cuda, has cpu",
     "half": "needs dtype f16, has f32",
     "picky": "it is Monday",
-    "latent": "pins attn.mla.decode, which this model does not use",
+    "sparse": "pins moe.fused, which this model does not use",
+    "latent": "pins attn.mla.decode, which is an op of no active plugin",
     "elsewhere": "needs layout nowhere, which no plugin brings",
 }
 """On a CPU, of a model with grouped attention in f32."""

@@ -7,11 +7,12 @@ from dataclasses import asdict, replace
 
 import pytest
 from llmcore.api.models import AttnSpec
-from llmcore.api.specs import DeviceInfo, OpContext
+from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext
 from llmcore.builtin.cpu import attention, register_kernels
 from llmcore.builtin.ops import register_ops
+from llmcore.ops import made
 from llmcore.registry.loader import load
-from llmcore.registry.resolve import why_not
+from llmcore.registry.resolve import REFERENCE, why_not
 from llmcore_devtools.kernels.compare import check
 
 CPU = DeviceInfo("cpu")
@@ -35,11 +36,12 @@ def context(op: str, dtype: str = "f32", bucket: int = 1, granule: int = 1, **sh
 @pytest.mark.parametrize("op", OPS)
 def test_torch_kernel(op: str, dtype: str) -> None:
     module = importlib.import_module(OPS[op].module)
+    torch_kernel = KernelSpec(name=REFERENCE, op=op, make=f"{OPS[op].module}:make")
     layout = next(iter(getattr(module, "LAYOUTS", ())), None)
     for bucket in range(5):
         for shape in getattr(module, "SHAPES", ({},)):
             where = replace(context(op, dtype, bucket, **shape), layout=layout)
-            assert check(module, module.make(where), where) > 0
+            assert check(module, made(torch_kernel, where), where) > 0
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])

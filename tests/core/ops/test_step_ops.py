@@ -49,9 +49,9 @@ def test_the_next_step_reads_no_token_that_is_none() -> None:
 
 def test_slots_of_granules() -> None:
     table = torch.tensor([[5, 2], [0, 9]], dtype=torch.int32)
-    slots = kv_slots.reference(table, ints(0, 0, 1, 1), ints(3, 4, 0, 7), 4)
+    slots = kv_slots.slots_of(table, ints(0, 0, 1, 1), ints(3, 4, 0, 7), 4)
     assert (slots.tolist(), slots.dtype) == ([23, 8, 0, 39], torch.int64)
-    assert kv_slots.reference(table, ints(0, 1), ints(1, 1)).tolist() == [2, 9]
+    assert kv_slots.slots_of(table, ints(0, 1), ints(1, 1)).tolist() == [2, 9]
 
 
 def test_angles_are_there_twice_and_one_sine_negated() -> None:

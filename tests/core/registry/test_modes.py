@@ -65,4 +65,4 @@ def test_a_mode_for_ops_that_the_model_lacks_does_not_fit() -> None:
     why = mode_misfit(quick, registry, DeviceInfo("cpu"), {"attn.gqa.decode"})
     assert why == "pins linear, which this model does not use"
     stray = ModeSpec(name="stray", kernels={"lineer": "torch"})
-    assert mode_misfit(stray, registry, DeviceInfo("cpu")) == "pins lineer, which is an op of no plugin"
+    assert mode_misfit(stray, registry, DeviceInfo("cpu")) == "pins lineer, which is an op of no active plugin"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from llmcore.api.errors import ConfigError, PluginError
 from llmcore.api.models import LayerInfo
-from llmcore.api.specs import KernelSpec, ModelSpec, SchedulerSpec, WeightLoaderSpec
+from llmcore.api.specs import KernelSpec, KVLayoutSpec, ModelSpec, OpSpec, SchedulerSpec, WeightLoaderSpec
 from llmcore.config import Config, Plugins
 from llmcore.registry.loader import build_registry, collect
 from llmcore.registry.registry import Registry, known_plugins
@@ -220,12 +220,10 @@ def test_known_plugins_are_those_of_this_tree() -> None:
         tomllib.loads(file.read_text())["project"]["name"]
         for file in (*ROOT.glob("plugins/*/pyproject.toml"), ROOT / "contrib_models" / "pyproject.toml")
     }
-    brought = {
-        architecture: plugin.dist
-        for spec, plugin in registry_of().specs(ModelSpec)
-        for architecture in spec.architectures
-        if plugin.dist in dists
-    }
+    models = registry_of().specs(ModelSpec)
+    brought = {name: plugin.dist for spec, plugin in models for name in spec.architectures if plugin.dist in dists}
+    for kind in (OpSpec, KVLayoutSpec):
+        brought |= {spec.name: plugin.dist for spec, plugin in registry_of().specs(kind) if plugin.dist in dists}
     assert known_plugins() == brought, "run `python scripts/generate_docs.py`"
     assert known_plugins()["LlamaForCausalLM"] == "plugin-llama"
 
@@ -234,6 +232,14 @@ def test_known_plugins_are_package_data() -> None:
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["llmcore"]
     assert "*.json" in packaged
     assert json.loads((ROOT / "core" / "llmcore" / "registry" / "known_plugins.json").read_text()) == known_plugins()
+
+
+def test_ops_and_layouts_of_a_plugin_that_is_left_out_name_it() -> None:
+    without = registry_of("-deepseek")
+    for kind, name in ((OpSpec, "attn.mla.decode"), (KVLayoutSpec, "mla-latent")):
+        with pytest.raises(ConfigError, match=f"{name}'; plugin-deepseek, which is not active, brings it"):
+            without.find(kind, name)
+        assert registry_of().find(kind, name)
 
 
 def test_an_unknown_architecture_says_what_to_install() -> None:

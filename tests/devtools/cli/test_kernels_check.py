@@ -17,6 +17,7 @@ from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw,
 from llmcore.ops.attention import attend, shape_of
 from llmcore.registry.loader import load
 from llmcore.registry.resolve import candidates_for
+from llmcore_devtools.kernels.attention_cases import cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import check_invariance, compare
 from llmcore_devtools.loaded_model import registry_for_tests
@@ -122,7 +123,7 @@ def test_attention_rows_alone_and_in_chunks() -> None:
                     out[at] = attend(q[at : at + 1], kv[0][own], kv[1][own], kernel.spec)[0][0]
             return out
 
-    samples = list(attn_gqa_prefill.samples(context))
+    samples = list(cases_of(attn_gqa_prefill, context, attn_gqa_prefill.samples(context)))
     for sample in samples:
         check_invariance("attn.gqa.prefill", ByQuery(), ByQuery(), sample, torch.device("cpu"))
 
@@ -170,7 +171,8 @@ def test_long_samples_over_a_layout_of_a_plugin() -> None:
     tried, kernel = over_its_layout(registry, attn_gqa_decode, context, made)
     sample = next(tried.long_samples(context))
     assert compare(tried, kernel, context, sample, torch.device("cpu"), long=True) < 1
-    plain = next(attn_gqa_decode.long_samples(replace(context, layout="token")))
+    token = replace(context, layout="token")
+    plain = next(cases_of(attn_gqa_decode, token, attn_gqa_decode.long_samples(token), long=True))
     with pytest.raises(AssertionError, match="off by"):  # what int8 takes away shows
         compare(tried, kernel, context, plain, torch.device("cpu"), long=True)
 
@@ -205,7 +207,7 @@ def test_long_attention_is_held_to_the_size_of_each_result(module) -> None:
             table[row, : length // 2] = table[row, length // 2 : 2 * (length // 2)]
         return run(q, k_new, v_new, kv, {**meta, "table": table}, out, lse)
 
-    sample = next(module.long_samples(context))
+    sample = next(cases_of(module, context, module.long_samples(context), long=True))
     assert compare(module, kernel, context, sample, torch.device("cpu"), long=True) < 1
     kernel.run = forgets_the_first_half
     with pytest.raises(AssertionError, match="off by"):

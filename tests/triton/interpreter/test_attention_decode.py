@@ -12,7 +12,7 @@ import torch
 from llmcore.api.models import AttnSpec
 from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.api.specs import DeviceInfo, OpContext
-from llmcore.ops import attention, attention_cases, attn_gqa_decode
+from llmcore.ops import attention, attn_gqa_decode
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding
 from llmcore_triton.attention.listed import Config, reserve
@@ -52,7 +52,7 @@ def test_against_the_reference(name: str, case: str) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case != "groups of 3"])
 @pytest.mark.parametrize("name", ["gqa_flashdecoding", "flashdecoding"])
 def test_split_rows_of_uneven_lengths(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_cases, "decode_cases", uneven)
+    monkeypatch.setattr(attn_gqa_decode, "samples", uneven)
     where = context(**CASES[case])
     kernel = MODULES[name].make_with(where, SPLITTING)
     plan = kernel.plan
@@ -64,9 +64,9 @@ def test_split_rows_of_uneven_lengths(name: str, case: str, monkeypatch: pytest.
     assert check(attn_gqa_decode, kernel, where) == 1
 
 
-def uneven(where: OpContext) -> Iterator[attention_cases.AttnCase]:
+def uneven(where: OpContext) -> Iterator[attention.Sample]:
     """Rows of one chunk, of several, and of none."""
-    yield attention_cases.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
+    yield attention.rows([1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
 
 
 def test_what_a_step_uploads_is_determined_by_its_key() -> None:

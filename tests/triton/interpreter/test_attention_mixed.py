@@ -12,8 +12,8 @@ import torch
 from llmcore.api.models import AttnSpec
 from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.api.specs import DeviceInfo, OpContext
-from llmcore.ops import attention, attention_cases, attn_gqa_mixed
-from llmcore.ops.attention_cases import AttnCase, Uploads
+from llmcore.ops import attention, attn_gqa_mixed
+from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, case
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import unified
 from llmcore_triton.attention.grouped import Grouped
@@ -53,22 +53,22 @@ def test_against_the_reference(case: str) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "groups of 3"])
 def test_split_rows_of_uneven_lengths(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_cases, "mixed_cases", uneven)
+    monkeypatch.setattr(attn_gqa_mixed, "samples", uneven)
     where = context(**CASES[case])
     assert check(attn_gqa_mixed, planning_too_much(unified.make_with(where, SPLITTING)), where) == 1
 
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_fixed_chunks_against_the_reference(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_cases, "mixed_cases", uneven)
+    monkeypatch.setattr(attn_gqa_mixed, "samples", uneven)
     where = context(deterministic=True, window=window, heads=3, kv_heads=1)
     kernel = planning_too_much(Grouped(where, Config(**SPLITTING), decode=False, fixed=32))
     assert check(attn_gqa_mixed, kernel, where) == 1
 
 
-def uneven(where: OpContext) -> Iterator[attention_cases.AttnCase]:
+def uneven(where: OpContext) -> Iterator[attention.Sample]:
     """Rows of one chunk and of several."""
-    yield attention_cases.case(where, [1, 1, 6, 20, 0], [90, 16, 70, 37, 0])
+    yield attention.rows([1, 1, 6, 20, 0], [90, 16, 70, 37, 0])
 
 
 def planning_too_much(kernel: Grouped) -> Grouped:
@@ -127,10 +127,10 @@ def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_has_the_same_bits_in_every_step(window: int | None) -> None:
     """Token 100 of a prompt: in the whole prompt, in a chunk, behind a prefix hit, alone, and beside others."""
     where = context(deterministic=True, window=window, heads=3, kv_heads=1)
-    whole = attention_cases.case(where, [110, 50], [110, 50], seed=3)
+    whole = case(where, [110, 50], [110, 50], seed=3)
     few, many = chunked(where, programs=1), chunked(where, programs=500)
     expected = run(few, whole)[100]
-    torch.testing.assert_close(expected, attention_cases.reference(whole)[0][100])
+    torch.testing.assert_close(expected, whole.expected()[0][100])
     for name, rows, at in (
         ("decode", [(0, 1, 101)], 0),
         ("decode beside", [(1, 1, 50), (0, 1, 101), (1, 1, 40)], 1),
@@ -155,5 +155,5 @@ def test_each_way_to_cut_the_work_is_taken(programs: int, split: bool) -> None:
     where = context(deterministic=True, heads=3, kv_heads=1)
     kernel = chunked(where, programs)
     kernel.workspace(AttnLimits(rows=8, tokens=512, kv_len=512))
-    case = attention_cases.case(where, [1], [101])
-    assert kernel.plan(case.rows, Uploads(dict(case.meta))).endswith("+") == split
+    one = case(where, [1], [101])
+    assert kernel.plan(one.rows, Uploads(dict(one.meta))).endswith("+") == split

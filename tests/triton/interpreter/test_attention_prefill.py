@@ -13,7 +13,7 @@ from llmcore.api.protocols import AttnLimits, AttnRows
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import attn_gqa_prefill
 from llmcore.ops.attention import shape_of
-from llmcore.ops.attention_cases import AttnCase, Uploads, case, reference
+from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, case
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import prefill
 from llmcore_triton.attention.prefill import tiles_of
@@ -101,7 +101,7 @@ def test_inputs_in_one_tensor(dtype: str) -> None:
     assert not given.k_new.is_contiguous()
     taken = [box is not None for box in kernel._boxes(given.k_new, given.v_new, 16)]
     assert taken == [dtype != "f32"] * 2
-    expected, _ = reference(given)
+    expected, _ = given.expected()
     torch.testing.assert_close(answer(kernel, given).float(), expected, atol=5e-3, rtol=0)
     joined = torch.cat([given.q.flatten(1), given.k_new.flatten(1), given.v_new.flatten(1), given.q[:, 0, :3]], 1)
     given.k_new = joined[:, 7 * 16 : 8 * 16].view(given.k_new.shape)
@@ -138,7 +138,7 @@ def test_any_chunking_gives_the_same_bits(window: int | None, monkeypatch: pytes
 def test_another_rows_nan_stays_there() -> None:
     where = context(SPECS["groups of 3"], "f16")
     given = case(where, (33, 20), (40, 20))
-    before, _ = reference(given)
+    before, _ = given.expected()
     given.q[33:], given.k_new[33:], given.v_new[33:] = torch.nan, torch.nan, torch.nan
     got = answer(prefill.make_with(where, TILES), given)
     torch.testing.assert_close(got[:33].float(), before[:33], atol=5e-3, rtol=0)
@@ -149,7 +149,7 @@ def test_true_lengths_are_the_devices() -> None:
     """The host's lengths are upper bounds."""
     where = context(SPECS["groups of 3"])
     given = case(where, (20, 3), (45, 30))
-    expected, _ = reference(given)
+    expected, _ = given.expected()
     given.rows = AttnRows(n_query=given.rows.n_query, kv_len=given.rows.kv_len + 7)
     torch.testing.assert_close(answer(prefill.make_with(where, TILES), given), expected)
 

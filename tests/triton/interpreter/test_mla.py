@@ -12,17 +12,9 @@ import torch
 from llmcore.api.models import AttnSpec
 from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.api.specs import DeviceInfo, OpContext
-from llmcore.ops import (
-    attention,
-    attention_cases,
-    attn_merge,
-    attn_mla_decode,
-    attn_mla_mixed,
-    attn_mla_prefill,
-    attn_varlen,
-    head_linear,
-    latent_rope_kv_write,
-)
+from llmcore.ops import attention, attn_merge, attn_varlen
+from llmcore_deepseek.ops import attn_mla, head_linear, latent_rope_kv_write
+from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, case
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import listed
 from llmcore_triton.attention.listed import Config
@@ -42,7 +34,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "20 heads, odd sizes": {"heads": 20, "key_size": 52, "value_size": 40},
 }
 ODD = {"heads": 5, "size": 20, "latent": 24, "rotated": 12}
-OPS = {"attn.mla.decode": attn_mla_decode, "attn.mla.mixed": attn_mla_mixed, "attn.mla.prefill": attn_mla_prefill}
 
 
 def context(op: str, dtype: str = "f32", bucket: int = 1, granule: int = 1, **shape: Any) -> OpContext:
@@ -77,21 +68,21 @@ def test_every_configuration_of_the_write() -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype", "granule"), [("6 heads", "f32", 1), ("20 heads, odd sizes", "f16", 4)])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ["attn.mla.decode", "attn.mla.mixed", "attn.mla.prefill"])
 def test_attention_against_the_reference(op: str, name: str, dtype: str, granule: int) -> None:
     where = replace(attending(op, dtype, 2, granule, **SPECS[name]), device=SMALL)
     kernel = decode.make(where) if op == "attn.mla.decode" else unified.make(where)
-    assert check(OPS[op], kernel, where) >= 4
+    assert check(attn_mla, kernel, where) >= 3
 
 
-def uneven(where: OpContext) -> Iterator[attention_cases.AttnCase]:
+def uneven(where: OpContext) -> Iterator[attention.Sample]:
     """Rows of one chunk, of several, and of none."""
-    yield attention_cases.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
+    yield attention.rows([1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
 
 
 @pytest.mark.parametrize("block_m", [16, 64])
 def test_split_rows_of_uneven_lengths(block_m: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_cases, "decode_cases", uneven)
+    monkeypatch.setattr(attn_mla, "samples", uneven)
     if block_m == 64:
         # a row is merged in two blocks of values, and in several rounds
         monkeypatch.setattr(listed, "_MERGED", 32)
@@ -104,16 +95,16 @@ def test_split_rows_of_uneven_lengths(block_m: int, monkeypatch: pytest.MonkeyPa
         return plan(replace(rows, kv_len=rows.kv_len + np.array([3, 1, 20, 60, 5, 0], np.int32)), into)
 
     monkeypatch.setattr(kernel, "plan", longer)
-    assert check(attn_mla_decode, kernel, where) == 2
+    assert check(attn_mla, kernel, where) == 1
 
 
 def test_split_chunks_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def chunks(where: OpContext) -> Iterator[attention_cases.AttnCase]:
-        yield attention_cases.case(where, [9, 1, 0, 5], [120, 90, 0, 5])
+    def chunks(where: OpContext) -> Iterator[attention.Sample]:
+        yield attention.rows([9, 1, 0, 5], [120, 90, 0, 5])
 
-    monkeypatch.setattr(attention_cases, "mixed_cases", chunks)
+    monkeypatch.setattr(attn_mla, "samples", chunks)
     where = replace(attending("attn.mla.mixed", "f16", granule=4, **SPECS["6 heads"]), device=SMALL)
-    assert check(attn_mla_mixed, unified.make_with(where, SPLITTING), where) == 2
+    assert check(attn_mla, unified.make_with(where, SPLITTING), where) == 1
 
 
 @pytest.fixture
@@ -137,9 +128,9 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_chunks(programs: int, monke
     monkeypatch.setattr(unified, "CHUNK", 32)
     where = replace(attending("attn.mla.mixed", **SPECS["6 heads"]), deterministic=True)
     few, many = (replace(where, device=replace(H200, processors=count)) for count in (1, programs))
-    whole = attention_cases.case(where, [70, 1], [70, 40])
+    whole = case(where, [70, 1], [70, 40]).joined()
     together = ran(unified.make(few), whole)
-    torch.testing.assert_close(together, attention_cases.reference(whole)[0])
+    torch.testing.assert_close(together, whole.expected()[0])
     first = whole.meta["request"][:1]
     for n, length in ((1, 70), (37, 70), (20, 45)):
         rows = AttnRows(n_query=np.array([n], np.int32), kv_len=np.array([length], np.int32))
@@ -151,10 +142,10 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_chunks(programs: int, monke
         assert torch.equal(ran(unified.make(many), alone), together[length - n : length])
 
 
-def ran(kernel: Any, case: attention_cases.AttnCase) -> torch.Tensor:
+def ran(kernel: Any, case: AttnCase) -> torch.Tensor:
     kernel.workspace(AttnLimits(rows=8, tokens=200, kv_len=200))
     meta = dict(case.meta)
-    kernel.plan(case.rows, attention_cases.Uploads(meta))
+    kernel.plan(case.rows, Uploads(meta))
     return kernel.run(case.q, case.k_new, None, case.kv, meta, case.out())
 
 

@@ -13,7 +13,7 @@ def register_kernels() -> Iterable[KernelSpec]:
     yield KernelSpec(
         op="linear",
         name="onednn",
-        make=f"{__name__}.linear:make",
+        make=f"{__name__}.linear:OneDNN",
         when=Requires(device="cpu", dtypes=frozenset({"f32", "bf16"})),
         refuses=_no_onednn,
         summary="oneDNN with weights packed once",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,22 @@ class _Attention:
     def __init__(self, context: OpContext) -> None:
         self.spec, self.granule = spec_of(context), context.granule
         self._reference = ReferenceAttention(context)
+        self._found: Any = None
 
     def workspace(self, limits: AttnLimits) -> None:
         """Does nothing: a CPU has no CUDA graphs, so `run` can allocate."""
+
+    def plan(self, rows: AttnRows, into: MetaWriter) -> str:
+        """Forget what the last step found."""
+        self._found = None
+        return "any"
+
+    def _gather(self, kv: tuple[torch.Tensor, ...], slots: torch.Tensor, *shape: int) -> Iterator[torch.Tensor]:
+        """Keys and values at `slots`, each [*shape, kv_heads, key_size]."""
+        # torch gathers rows of a matrix several times faster than slices of a three-dimensional tensor.
+        for pool in kv:
+            rows = pool.view(len(pool), -1).index_select(0, slots)
+            yield rows.view(*shape, self.spec.kv_heads, self.spec.key_size)
 
 
 class Decode(_Attention):
@@ -40,13 +54,6 @@ class Decode(_Attention):
         # torch's flash kernel accepts grouped heads. In half types it is faster if the heads of a group are queries of
         # one head.
         self.fold = context.dtype != "f32"
-        self._slots: torch.Tensor | None = None
-        self._mask: torch.Tensor | None = None
-
-    def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """Forget the last step."""
-        self._slots = self._mask = None
-        return "any"
 
     def run(
         self,
@@ -61,19 +68,12 @@ class Decode(_Attention):
         """See protocols.AttentionKernel."""
         if lse is not None:
             return self._reference.run(q, k_new, v_new, kv, meta, out, lse)
-        if self._slots is None:
-            self._slots, self._mask = self._where(meta, q.dtype)
-        spec, rows = self.spec, len(q)
-        # torch gathers rows of a matrix several times faster than slices of a three-dimensional tensor.
-        keys, values = (
-            pool.view(len(pool), -1).index_select(0, self._slots).view(rows, -1, spec.kv_heads, spec.key_size)
-            for pool in kv
-        )
-        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        if self._found is None:
+            self._found = self._where(meta, q.dtype)
+        (slots, mask), spec, rows = self._found, self.spec, len(q)
+        keys, values = (part.transpose(1, 2) for part in self._gather(kv, slots, rows, -1))
         queries = q.reshape(rows, spec.kv_heads, -1, spec.key_size) if self.fold else q.unsqueeze(2)
-        y = F.scaled_dot_product_attention(
-            queries, keys, values, self._mask, scale=spec.scale, enable_gqa=not self.fold
-        )
+        y = F.scaled_dot_product_attention(queries, keys, values, mask, scale=spec.scale, enable_gqa=not self.fold)
         out.copy_(y.view_as(out))
         return out
 
@@ -131,15 +131,6 @@ class _Row:
 class Prefill(_Attention):
     """attn.gqa.prefill: rows of any number of query tokens, one call per block of queries or per whole prompt."""
 
-    def __init__(self, context: OpContext) -> None:
-        super().__init__(context)
-        self._rows: list[_Row] | None = None
-
-    def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """Forget the last step."""
-        self._rows = None
-        return "any"
-
     def run(
         self,
         q: torch.Tensor,
@@ -153,11 +144,12 @@ class Prefill(_Attention):
         """Attend to cached and new tokens, for each row of a step; see protocols.AttentionKernel."""
         if lse is not None or v_new is None:
             return self._reference.run(q, k_new, v_new, kv, meta, out, lse)
-        if self._rows is None:
-            self._rows = self._where(meta, q.dtype)
-        for row in self._rows:
+        if self._found is None:
+            self._found = self._where(meta, q.dtype)
+        row: _Row
+        for row in self._found:
             own = slice(row.first, row.last)
-            read = (k_new[own], v_new[own]) if row.slots is None else self._read(kv, row.slots)
+            read = (k_new[own], v_new[own]) if row.slots is None else self._gather(kv, row.slots, len(row.slots))
             queries, keys, values = (x.to(row.dtype).transpose(0, 1).unsqueeze(0) for x in (q[own], *read))
             for block in row.blocks:
                 y = F.scaled_dot_product_attention(
@@ -171,11 +163,6 @@ class Prefill(_Attention):
                 )
                 out[row.first + block.first : row.first + block.last] = y[0].transpose(0, 1)
         return out
-
-    def _read(self, kv: tuple[torch.Tensor, ...], slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (len(slots), self.spec.kv_heads, self.spec.key_size)
-        keys, values = (pool.view(len(pool), -1).index_select(0, slots).view(shape) for pool in kv)
-        return keys, values
 
     def _where(self, meta: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[_Row]:
         borders, window = meta["q_start"].tolist(), self.spec.window

@@ -12,7 +12,7 @@ class OneDNN:
 
     packing = "onednn"
 
-    def __init__(self) -> None:
+    def __init__(self, context: OpContext) -> None:
         self._linear = torch.ops.mkldnn._linear_pointwise.default
         self._pack = torch.ops.mkldnn._reorder_linear_weight.default
 
@@ -25,8 +25,3 @@ class OneDNN:
         """The weight in oneDNN's blocked layout, which suits any number of rows."""
         packed: torch.Tensor = self._pack(weight)
         return packed
-
-
-def make(context: OpContext) -> OneDNN:
-    """One object serves every shape."""
-    return OneDNN()

@@ -69,7 +69,8 @@ def _draw(scores: Float32, best: Indices, hot: Indices, rows: SampleRows) -> NDA
         if rows.typical_p is not None and rows.typical_p[row] < 1.0:
             _keep_typical(tempered, peak, float(rows.typical_p[row]))
         mass[i] = np.add.reduceat(np.exp(tempered - peak), starts, dtype=np.float64)
-    chosen = _rows(rows, hot)
+    index = torch.from_numpy(hot)
+    chosen = replace(rows, seed=rows.seed[index], choice=rows.choice[index], position=rows.position[index])
     with np.errstate(divide="ignore"):
         weight = np.log(mass).astype(np.float32)
     block = (weight + noise(chosen, torch.from_numpy(np.arange(starts.size)), 1).numpy()).argmax(axis=1)
@@ -117,9 +118,3 @@ def _keep_typical(tempered: Float32, peak: np.float32, typical_p: float) -> None
     order = distance[near].argsort()
     last = int(np.count_nonzero(mass[near][order].cumsum() < enough))
     tempered[at[distance > distance[near][order[min(last, order.size - 1)]]]] = -np.inf
-
-
-def _rows(rows: SampleRows, hot: Indices) -> SampleRows:
-    """The rows `hot`, as far as their random numbers depend on them."""
-    index = torch.from_numpy(hot)
-    return replace(rows, seed=rows.seed[index], choice=rows.choice[index], position=rows.position[index])

@@ -5,20 +5,21 @@ from collections.abc import Iterable
 
 from llmcore.api import DeviceInfo, DeviceSpec, hookimpl
 
-_DEVICES: dict[str, tuple[int, str]] = {
-    "cuda": (50, "NVIDIA GPU"),
-    "cpu": (0, "CPU, steps run synchronously"),
+_DEVICES: dict[str, tuple[str, int, str]] = {
+    "cuda": ("CUDA", 50, "NVIDIA GPU"),
+    "cpu": ("CPU", 0, "CPU, steps run synchronously"),
 }
+"""Module -> its class, its priority, and a summary."""
 
 
 @hookimpl
 def register_devices() -> Iterable[DeviceSpec]:
     """The built-in devices; each is one module."""
-    for name, (priority, summary) in _DEVICES.items():
+    for name, (kind, priority, summary) in _DEVICES.items():
         module = f"llmcore.builtin.devices.{name}"
         yield DeviceSpec(
             name=name,
-            make=f"{module}:make",
+            make=f"{module}:{kind}",
             available=f"{module}:available",
             named=f"{__name__}:named_{name}",
             priority=priority,

@@ -33,7 +33,7 @@ class Passed:
 
 
 class CPU:
-    """Implements protocols.Device."""
+    """Implements protocols.Device. Every index is the one CPU."""
 
     ahead = 0
     step_tokens = 2048
@@ -81,11 +81,6 @@ class CPU:
 
     def synchronize(self) -> None:
         """Does nothing: all work on a CPU has finished."""
-
-
-def make(index: int) -> CPU:
-    """DeviceSpec.make: every index is the one CPU."""
-    return CPU(index)
 
 
 def available() -> str | None:

@@ -135,11 +135,6 @@ class CUDAEvent:
         self._event.synchronize()
 
 
-def make(index: int) -> CUDA:
-    """DeviceSpec.make."""
-    return CUDA(index)
-
-
 def available() -> str | None:
     """The reason why this process cannot use a GPU, or None."""
     if torch.version.cuda is None:

@@ -11,9 +11,10 @@ from llmcore.api.models import KVGroupSpec
 from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows, MetaWriter
 from llmcore.api.specs import KVLayoutSpec, OpContext
 from llmcore.ops.attention import spec_of, token_slots
-from llmcore.ops.attention_cases import AttnCase
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
+
+from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
 
 KV = tuple[torch.Tensor, ...]
 
@@ -54,12 +55,12 @@ class StoredSamples:
 
     def samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
         """The op's samples."""
-        for (case,) in self.module.samples(context):
+        for (case,) in cases_of(self.module, context, self.module.samples(context)):
             yield (_given_back(case, self.layout),)
 
     def long_samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
         """The op's long samples."""
-        for (case,) in self.module.long_samples(context):
+        for (case,) in cases_of(self.module, context, self.module.long_samples(context), long=True):
             yield (_given_back(case, self.layout),)
 
 

@@ -20,20 +20,23 @@ import numpy as np
 import torch
 from llmcore.api.errors import LlmcoreError, reraise_if_stopping
 from llmcore.api.protocols import Device
-from llmcore.api.specs import DType, KernelSpec, OpContext, OpSpec
-from llmcore.ops import DTYPES, Shape, drawing
+from llmcore.api.specs import DType, OpContext, OpSpec
+from llmcore.ops import DTYPES, Shape, drawing, made
 from llmcore.ops.attention import spec_of
-from llmcore.ops.attention_cases import AttnCase
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 
+from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
 from llmcore_devtools.kernels.compare import moved, planned, tensors
 
 Call = Callable[[], Any]
 
 _LONG = 10
 """A single run of this many times the least time is precise enough."""
+
+DEFAULT_LAYOUT = "token"
+"""The layout that `llmcore kernels` takes if none is given. An op that does not read it is timed over its own."""
 
 PARTS = "parts"
 """The name, among a composite's kernels, of its expansion into other ops, each with its chosen kernel."""
@@ -181,10 +184,12 @@ class Bench:
     def rows(self, op: str, shapes: Sequence[Shape]) -> Iterator[BenchRow]:
         """A row per shape, bucket, call and kernel, as soon as it is measured."""
         module = importlib.import_module(self.registry.find(OpSpec, op).module)
-        where = self.device.torch_device
+        where, layout, known = self.device.torch_device, self.base.layout, getattr(module, "LAYOUTS", ())
+        if layout == DEFAULT_LAYOUT and known and layout not in known:
+            layout = known[0]
         for shape in shapes:
             for bucket, tokens in enumerate(_tokens(self.effort, module, shape, self.base.dtype)):
-                context = replace(self.base, op=op, shape=dict(shape), bucket=bucket)
+                context = replace(self.base, op=op, shape=dict(shape), bucket=bucket, layout=layout)
                 with torch.inference_mode(), drawing(0, where, tokens):
                     for sample in _samples(module, context, tokens):
                         rotated = _rotated(moved(sample, where), self.effort)
@@ -205,7 +210,7 @@ class Bench:
         chosen = PARTS if chosen == REFERENCE and spec.expands_to else chosen
         for kernel, plugin in candidates:
             if kernel.name in (self.pins.get(context.op, kernel.name), REFERENCE) and why_not(kernel, context) is None:
-                yield self._row(context, kernel.name, plugin.name, chosen), partial(_made, kernel, context)
+                yield self._row(context, kernel.name, plugin.name, chosen), partial(made, kernel, context)
         if spec.expands_to and "kv_write" not in context.op:  # whose other part is the layout's
             yield self._row(context, PARTS, "", chosen), partial(self._parts, spec, context)
 
@@ -215,7 +220,7 @@ class Bench:
     def _parts(self, spec: OpSpec, context: OpContext) -> Any:
         def part(op: str, **shape: Any) -> Any:
             own = replace(context, op=op, shape=shape)
-            return _made(resolve(candidates_for(self.registry, op), own, self.pins, self.registry.order).chosen, own)
+            return made(resolve(candidates_for(self.registry, op), own, self.pins, self.registry.order).chosen, own)
 
         return load(f"{spec.module}:expand")(context, part)
 
@@ -246,13 +251,9 @@ def _tokens(effort: Effort, module: Any, shape: Shape, dtype: DType) -> Iterator
 
 def _samples(module: Any, context: OpContext, tokens: int) -> Iterator[tuple[Any, ...]]:
     if hasattr(module, "timed"):
-        yield from module.timed(context, tokens)
+        yield from cases_of(module, context, module.timed(context, tokens))
     else:
         yield from itertools.islice(module.samples(context), 1)
-
-
-def _made(kernel: KernelSpec, context: OpContext) -> Any:
-    return load(kernel.make)(context)
 
 
 def _calls(kernel: Any, rotated: Sequence[tuple[Any, ...]]) -> tuple[list[Call], int]:

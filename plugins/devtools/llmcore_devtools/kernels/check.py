@@ -21,11 +21,11 @@ import torch
 from llmcore.api.errors import reraise_if_stopping
 from llmcore.api.protocols import Device
 from llmcore.api.specs import TOKEN_BUCKETS, DType, KernelSpec, OpContext, OpSpec
-from llmcore.ops import Shape, drawing
-from llmcore.registry.loader import load
+from llmcore.ops import Shape, drawing, made
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
 
+from llmcore_devtools.kernels.attention_cases import cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import check_invariance, compare
 
@@ -150,11 +150,12 @@ def _check_context(
     kinds = ["samples", "long_samples"] if large and hasattr(module, "long_samples") else ["samples"]
     name, device = "", bench.device
     try:
-        kernel, alone = (load(spec.make)(where) for where in (context, replace(context, bucket=0)))
+        kernel, alone = (made(spec, where) for where in (context, replace(context, bucket=0)))
         module, kernel, alone = over_its_layout(bench.registry, module, context, kernel, alone)
         for kind in kinds:
             with drawing(bench.seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
-                for number, sample in enumerate(getattr(module, kind)(context), 1):
+                samples = cases_of(module, context, getattr(module, kind)(context), long=kind == "long_samples")
+                for number, sample in enumerate(samples, 1):
                     name = f"{kind} {number}"
                     for form in _forms(kernel):
                         worst = compare(

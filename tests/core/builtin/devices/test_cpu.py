@@ -9,7 +9,7 @@ from llmcore.builtin.devices import cpu
 
 
 def test_the_cpu_measures_its_memory() -> None:
-    device = cpu.make(0)
+    device = cpu.CPU(0)
     assert 0 < device.free_memory() <= device.info.memory
     assert 0 < device.kv_budget(0.9) <= 4 << 30
     device.reset_peak()
@@ -22,7 +22,7 @@ def test_the_cpu_measures_its_memory() -> None:
 
 
 def test_the_cpu_does_not_copy() -> None:
-    device = cpu.make(0)
+    device = cpu.CPU(0)
     tensor = torch.arange(3)
     assert device.pinned(tensor) is tensor and device.to_host(tensor) is tensor
     assert device.event().done()

@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from llmcore.api import AttentionKernel, AttnSpec, ConfigError, Shard, bucket_of
+from llmcore.layers import (
+    AttentionKernels,
+    Bucketed,
+    Build,
+    Layer,
+    Linear,
+    RMSNorm,
+    Rope,
+    Rows,
+    Step,
+    Unquantized,
+    apart,
+    shape_of,
+)
 
-from llmcore.api.errors import ConfigError
-from llmcore.api.models import AttnSpec
-from llmcore.api.protocols import AttentionKernel
-from llmcore.api.specs import bucket_of
-from llmcore.layers.build import AttentionKernels, Build, Unquantized
-from llmcore.layers.latent import LatentPrefill, LatentSizes, Piece, Room
-from llmcore.layers.layer import Layer
-from llmcore.layers.linear import Linear, apart
-from llmcore.layers.norm import RMSNorm
-from llmcore.layers.rope import Rope
-from llmcore.layers.step import Bucketed, Rows, Step
-from llmcore.ops.attention import shape_of
-from llmcore.weights.map import Shard
+from llmcore_deepseek.latent import LatentPrefill, LatentSizes, Piece, Room
 
 MLA_FUSE: Mapping[str, tuple[str, ...]] = {"q_kv_a_proj": ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")}
 """The modules that MLA stacks, for a family's `WeightMap.fuse`."""
@@ -58,7 +61,7 @@ class MLA(Layer):
 
     The group's layout stores one row per token: the latent and the rotated part of the key. Every rank of `attn_tp`
     has the same rows and its share of the heads. A few new tokens use the absorbed form, many the expanded form (see
-    layers.latent).
+    llmcore_deepseek.latent).
     """
 
     def __init__(self, build: Build, hidden: int, spec: LatentSpec, *, group: str, index: int, rope: Rope) -> None:
@@ -90,15 +93,14 @@ class MLA(Layer):
         self.kv_a_layernorm = RMSNorm(build, spec.latent, spec.eps)
         # The absorbed form reads this weight as one matrix per head, so it stays plain, in the model's dtype.
         up = spec.plain + spec.value
-        with build.for_prompts():
-            self.kv_b_proj = Linear(
-                build,
-                spec.latent,
-                spec.heads * up,
-                shard=Shard(_HEADS, 0, up),
-                weight=build.empty(heads * up, spec.latent),
-                method=Unquantized(),
-            )
+        self.kv_b_proj = Linear(
+            build,
+            spec.latent,
+            spec.heads * up,
+            shard=Shard(_HEADS, 0, up),
+            weight=build.empty(heads * up, spec.latent),
+            method=Unquantized(),
+        )
         self.o_proj = Linear(build, spec.heads * spec.value, hidden, bias=spec.bias, shard=Shard(_HEADS, 1))
         self._up: tuple[torch.Tensor, torch.Tensor] | None = None
         self._bind(build)
@@ -116,12 +118,11 @@ class MLA(Layer):
             raise ConfigError(f"KV group {self.group!r} has latent attention of two sizes; declare two groups")
         key = n.plain + n.rotated
         expanded = {"heads": n.heads, "kv_heads": n.heads, "key_size": key, "value_size": n.value, "scale": scale}
-        with build.for_prompts():
-            self._causal, self._full = (
-                build.op("attn.varlen", **shape_of(AttnSpec(**expanded, mask=mask)))  # type: ignore[arg-type]
-                for mask in ("causal", "full")
-            )
-            self._merge = build.op("attn.merge", heads=n.heads, value_size=n.value)
+        self._causal, self._full = (
+            build.op("attn.varlen", **shape_of(AttnSpec(**expanded, mask=mask)))  # type: ignore[arg-type]
+            for mask in ("causal", "full")
+        )
+        self._merge = build.op("attn.merge", heads=n.heads, value_size=n.value)
         self._up_q = build.op("head_linear", heads=n.heads, inputs=n.plain, outputs=n.latent)
         self._up_v = build.op("head_linear", heads=n.heads, inputs=n.latent, outputs=n.value)
         self._rope_write = build.op(

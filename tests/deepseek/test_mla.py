@@ -14,13 +14,15 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import KVGroupSpec, ModelConfig
 from llmcore.api.protocols import AttnLimits, AttnRows
 from llmcore.api.specs import DeviceInfo, bucket_of
-from llmcore.layers import MLA, MLA_FUSE, Build, KVStep, LatentSpec, Linear, Mesh, Rope, RopeConfig, Step, latent
-from llmcore.layers.latent import LatentSizes, Room
-from llmcore.ops.attention_cases import Uploads
+from llmcore.layers import Build, KVStep, Linear, Mesh, Rope, RopeConfig, Step
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import finish, load_weights
+from llmcore_deepseek import latent
+from llmcore_deepseek.latent import LatentSizes, Room
+from llmcore_deepseek.mla import MLA, MLA_FUSE, LatentSpec
 from llmcore_devtools import registry_of
+from llmcore_devtools.kernels.attention_cases import Uploads
 from llmcore_devtools.loaded_model import registry_for_tests
 from torch import nn
 
@@ -217,7 +219,7 @@ def test_costs() -> None:
     sizes = LatentSizes(heads=128, plain=128, rotated=64, value=128, latent=512)
     new, kv_len = np.array([100, 1], np.int32), np.array([1100, 5], np.int32)
     scores = 100 * 1000 + 100 * 100 // 2 + 1 * 4
-    assert sizes.costs(new, kv_len) == (
+    assert sizes.costs(AttnRows(n_query=new, kv_len=kv_len)) == (
         101 * 512 * 256 + scores * (512 + 64 + 512),
         (101 + 1000 + 4) * 512 * 256 + scores * (128 + 64 + 128),
     )

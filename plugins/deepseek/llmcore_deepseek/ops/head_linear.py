@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-
-from llmcore.api.specs import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.api import OpContext
+from llmcore.ops import SAMPLE_TOKENS, Shape, draw, size
 
 TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 
@@ -21,11 +20,6 @@ def reference(x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None
     """
     y = torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
     return y if beside is None else torch.cat((y, beside), -1)
-
-
-def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, ...]]:

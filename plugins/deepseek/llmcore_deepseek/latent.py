@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-
-from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows, Int32, MetaWriter
-from llmcore.layers.step import Step
+from llmcore.api import AttentionKernel, AttnLimits, AttnRows, MetaWriter
+from llmcore.layers import Step
+from numpy.typing import NDArray
 
 PREFIX_TOKENS = 8192
 """Most cached tokens, over all rows, that are expanded at a time."""
@@ -35,9 +35,9 @@ class LatentSizes:
     latent: int
     """Size of a token's latent."""
 
-    def costs(self, n_query: Int32, kv_len: Int32) -> tuple[int, int]:
+    def costs(self, rows: AttnRows) -> tuple[int, int]:
         """Multiplications per head for a step's prefill rows (absorbed, expanded); causal scores count half."""
-        new, prefix = n_query.astype(np.int64), kv_len.astype(np.int64) - n_query
+        new, prefix = rows.n_query.astype(np.int64), rows.kv_len.astype(np.int64) - rows.n_query
         scores = int((new * prefix + new * new // 2).sum())
         up = self.latent * (self.plain + self.value)
         absorbed = int(new.sum()) * up + scores * (2 * self.latent + self.rotated)
@@ -180,11 +180,11 @@ class LatentPrefill:
         most = self.room.absorbed
         if most is not None and int(rows.n_query.sum()) > most:
             return True
-        absorbed, expanded = self.room.sizes.costs(rows.n_query, rows.kv_len)
+        absorbed, expanded = self.room.sizes.costs(rows)
         return expanded <= absorbed
 
 
-def cut(rows: AttnRows, most: int) -> tuple[list[_Cut], Int32]:
+def cut(rows: AttnRows, most: int) -> tuple[list[_Cut], NDArray[np.int32]]:
     """Cut the cached tokens of a step's rows into equal pieces of at most `most` tokens; returns them and segments.
 
     A segment is the part of a row that lies in one piece. The segments [2 S] int32 for the device are the first tokens
@@ -196,7 +196,7 @@ def cut(rows: AttnRows, most: int) -> tuple[list[_Cut], Int32]:
     borders = np.concatenate(([0], np.cumsum(rows.n_query)))
     count = -(-total // most)
     cuts: list[_Cut] = []
-    segments: list[np.ndarray[tuple[int, int], np.dtype[np.int64]]] = []
+    segments: list[NDArray[np.int64]] = []
     done = 0
     for piece in range(count):
         begin, end = total * piece // count, total * (piece + 1) // count

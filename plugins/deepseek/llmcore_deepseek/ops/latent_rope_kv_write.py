@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-
-from llmcore.api.specs import OpContext
+from llmcore.api import OpContext
 from llmcore.ops import ROUNDING, Op, Shape, draw, rms_norm, rope, size
 
 TOLERANCE = ROUNDING
@@ -72,11 +71,6 @@ def _run(
     joined = torch.cat((norm(row[:, :latent], weight, eps), turned[:, -1]), -1)
     write(kv, slots, joined.unsqueeze(1), None)
     return torch.cat((q[..., :-rotated], turned[:, :-1]), -1), joined
-
-
-def make(context: OpContext) -> Op:
-    """The reference. It is right for the layout mla-latent only."""
-    return reference
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api.protocols import AttnLimits
-from llmcore.layers import MLA
-from llmcore.layers.latent import LatentSizes
 from llmcore.weights.load import finish
+from llmcore_deepseek.latent import LatentSizes
+from llmcore_deepseek.mla import MLA
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.core.layers.test_mla import HIDDEN, SPEC, TOKENS, Row, Session, drawn, make_build, make_layer
+from tests.deepseek.test_mla import HIDDEN, SPEC, TOKENS, Row, Session, drawn, make_build, make_layer
 
 LARGEST = 100
 LISTS = 2048

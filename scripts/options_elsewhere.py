@@ -10,7 +10,7 @@ from typing import Any
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import ModeSpec, OptionSpec
-from llmcore.config import RETIRED, Setting, make_config, plugin_settings, settings
+from llmcore.config import RETIRED, Setting, make_config, settings
 from llmcore.config.foreign import FOREIGN, Absent, absent_settings
 from llmcore.config.setting import canonical, names
 from llmcore.registry.loader import build_registry
@@ -63,9 +63,9 @@ def options_elsewhere() -> Iterator[str]:
 
 
 @cache
-def brought() -> tuple[Setting, ...]:
-    """Returns the options of all plugins in this repository."""
-    return plugin_settings(spec for spec, _ in build_registry(make_config()).specs(OptionSpec))
+def known() -> tuple[Setting, ...]:
+    """Returns the settings of core and of all plugins in this repository."""
+    return settings(spec for spec, _ in build_registry(make_config()).specs(OptionSpec))
 
 
 def _modes() -> Iterator[str]:
@@ -89,8 +89,7 @@ def _here(name: str, default: Any) -> tuple[str, str]:
     name = canonical(name)
     if name in RETIRED:
         return f"A warning: {RETIRED[name]}.", ""
-    known = (*settings(), *brought())
-    setting = names(known).get(name) or names(absent_settings(known))[name]
+    setting = names(known()).get(name) or names(absent_settings(known()))[name]
     if isinstance(setting, Absent):
         return _absent(setting), ""
     same = "" if setting.name == name else f"`--{setting.name}`: "

@@ -181,7 +181,7 @@ TASKS = (
             (
                 "Text of answers",
                 "llmcore.api.text",
-                "TextRules ChoiceText StopStrings StopMatcher OutputParsers RequestParsing Detokenizer detokenizer",
+                "TextRules ChoiceText StopStrings StopMatcher Detokenizer detokenizer",
             ),
             (
                 "Tokenizers and templates",
@@ -206,8 +206,9 @@ TASKS = (
             (
                 "Conversations and tools",
                 "llmcore_server.api",
-                "Conversation ToolChoice guided_calls check_variables filled check_begun thought_of Block TextBlock "
-                "ReasoningBlock CallBlock blocks Released released_by_token TokenNames UnshownTokens",
+                "Conversation ToolChoice OutputParsers RequestParsing guided_calls check_variables filled check_begun "
+                "thought_of Block TextBlock ReasoningBlock CallBlock blocks Released released_by_token TokenNames "
+                "UnshownTokens",
             ),
             ("Answers that fit", "llmcore_server.api", "guided fitting Asked TypedGrammar typed"),
             (

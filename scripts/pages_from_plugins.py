@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llmcore.api.hookspecs import HOOKS
 from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.specs import (
     CommandSpec,
@@ -21,7 +22,7 @@ from llmcore.api.specs import (
     OutputParserSpec,
     PluginInfo,
 )
-from llmcore.registry.inspect import HookRow, hook_rows
+from llmcore.cli.hooks import contract
 from llmcore.registry.loader import import_plugin
 from llmcore.registry.registry import CONTRIBUTIONS, Registry
 
@@ -63,30 +64,30 @@ of a server give the reason. If `--plugins` names it, the start ends.
 
 def hooks_page() -> str:
     """Returns docs/hooks.md: every hook with its contract and a runnable example."""
-    rows = hook_rows()
+    rows = [contract(hook) for hook in HOOKS]
     return "\n".join([INTRODUCTION, "", *_table(rows), *(line for row in rows for line in _section(row))]) + "\n"
 
 
-def _table(rows: list[HookRow]) -> Iterator[str]:
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "| Hook | What | Returns |"
     yield "| --- | --- | --- |"
     for row in rows:
-        kind = CONTRIBUTIONS.get(row.name)
-        yield f"| [`{row.name}`](#{row.name}) | {row.summary} | {f'`{kind.__name__}`s' if kind else ''} |"
+        kind = CONTRIBUTIONS.get(row["name"])
+        yield f"| [`{row['name']}`](#{row['name']}) | {row['summary']} | {f'`{kind.__name__}`s' if kind else ''} |"
 
 
-def _section(row: HookRow) -> Iterator[str]:
-    yield f"\n## {row.name}\n"
-    yield f"{row.summary}\n"
-    yield f"```py\n{row.signature}\n```\n"
-    yield f"- **Called:** {row.called}"
-    yield f"- **Returns:** {row.returns}"
-    yield f"- **Chosen by:** {row.chosen_by}"
-    yield f"- **Checked by:** `llmcore_devtools.check_{row.name}`\n"
-    if kind := CONTRIBUTIONS.get(row.name):
+def _section(row: dict[str, Any]) -> Iterator[str]:
+    yield f"\n## {row['name']}\n"
+    yield f"{row['summary']}\n"
+    yield f"```py\n{row['signature']}\n```\n"
+    yield f"- **Called:** {row['called']}"
+    yield f"- **Returns:** {row['returns']}"
+    yield f"- **Chosen by:** {row['chosen_by']}"
+    yield f"- **Checked by:** `llmcore_devtools.check_{row['name']}`\n"
+    if kind := CONTRIBUTIONS.get(row["name"]):
         yield f"```py\n{inspect.getsource(kind).rstrip()}\n```\n"
-    yield f"[docs/examples/{row.name}.py](examples/{row.name}.py):\n"
-    yield f"```python file={row.name}.py\n{(EXAMPLES / f'{row.name}.py').read_text().rstrip()}\n```"
+    yield f"[docs/examples/{row['name']}.py](examples/{row['name']}.py):\n"
+    yield f"```python file={row['name']}.py\n{(EXAMPLES / (row['name'] + '.py')).read_text().rstrip()}\n```"
 
 
 def known_plugins() -> str:
@@ -136,5 +137,5 @@ def _of_this_tree() -> Registry:
 
 def plugin_templates() -> str:
     """llmcore_devtools/plugin_templates.json: hook -> the lines of its example, which `llmcore plugins new` writes."""
-    examples = {row.name: (EXAMPLES / f"{row.name}.py").read_text().splitlines() for row in hook_rows()}
+    examples = {hook: (EXAMPLES / f"{hook}.py").read_text().splitlines() for hook in HOOKS}
     return json.dumps(examples, indent=1, ensure_ascii=False) + "\n"

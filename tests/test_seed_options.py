@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import OptionSpec
-from llmcore.config import RETIRED, make_config, plugin_settings, settings
+from llmcore.config import RETIRED, make_config, settings
 from llmcore.config.foreign import absent_settings
 from llmcore.config.setting import canonical, names
 from llmcore.registry.loader import build_registry
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = json.loads((ROOT / "tests" / "data" / "seed_options.json").read_text())
 OPTIONS = {canonical(name): default for document in DATA["options"].values() for name, default in document.items()}
 BROUGHT = [spec for spec, _ in build_registry(make_config()).specs(OptionSpec)]
-PRESENT = (*settings(), *plugin_settings(BROUGHT))
+PRESENT = settings(BROUGHT)
 ABSENT = {setting.name: setting for setting in absent_settings(PRESENT)}
 
 

@@ -10,7 +10,7 @@ import pytest
 from llmcore.api.errors import LlmcoreError, PluginError
 from llmcore.api.specs import SchedulerSpec
 from llmcore.config import Config, Plugins
-from llmcore.registry.loader import collect, made
+from llmcore.registry.loader import build_registry, collect, made
 from llmcore.registry.registry import Registry
 from llmcore_devtools import Nonconformance, check_plugin, registry_of
 
@@ -80,7 +80,7 @@ def test_a_mistake_is_a_failure_of_its_plugin_alone(tmp_path: Path, body: str, m
 def test_what_is_not_used_is_logged_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     registry = written(tmp_path, "early", "@hookimpl\ndef register_modes():\n    yield ModeSpec(name='m', api=99)\n")
     with caplog.at_level(logging.WARNING):
-        registry.warn()
+        build_registry(Config(plugins=Plugins(plugins=(str(tmp_path / "early.py"),))))
     assert "plugin 'early': mode 'm' is written for plugin interface 99" in caplog.text
     with pytest.raises(AssertionError, match="written for plugin interface 99, this core speaks"):
         check_plugin(registry, "early")

@@ -17,6 +17,7 @@ from llmcore_devtools import registry_of
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_openai.routes import routes
+from llmcore_server.chat.call_grammars import forced_calls, free_calls
 from llmcore_tgi.routes import routes as tgi_routes
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -280,8 +281,8 @@ def test_calls_that_are_forced_or_limited(
     side = openai("qwen25")
     found = asked(side, tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel)
     calls, tools = grammar("qwen25", names)
-    write = calls.free if free else calls.forced
-    assert found == ("tool_choice", write(tools, single=single or parallel is False))
+    write = free_calls if free else forced_calls
+    assert found == ("tool_choice", write(calls, tools, single=single or parallel is False))
     assert list(found[1]["schemas"]) == [f"args_{i}" for i in range(len(names))]
     shown = side.front.tokenizer.decode(side.bridge.submitted[-1].prompt.ids.tolist())
     assert '"weather"' in shown and '"add"' in shown, "the model sees all of them"
@@ -293,7 +294,7 @@ def test_strict_tools_are_enforced_without_force(openai: Callable[..., Side]) ->
     calls, tools = grammar("qwen25", ("weather", "add"))
     tools["add"] = {**tools["add"], "strict": True}
     assert found is not None and found[0] == "tools[1].function.strict"
-    assert found[1] == calls.free(tools, single=False)
+    assert found[1] == free_calls(calls, tools, single=False)
     assert [schema["strict"] for schema in found[1]["schemas"].values()] == [False, True]
     assert asked(openai("qwen25"), tools=TOOLS) is None
     assert asked(openai("qwen25"), tools=strict, tool_choice="none") is None
@@ -302,7 +303,7 @@ def test_strict_tools_are_enforced_without_force(openai: Callable[..., Side]) ->
 def test_a_format_of_the_answer_leaves_room_for_calls(openai: Callable[..., Side]) -> None:
     found = asked(openai("qwen25"), tools=TOOLS, response_format={"type": "json_object"})
     calls, tools = grammar("qwen25", ("weather", "add"))
-    assert found == ("response_format", {"json_object": True, "calls": calls.forced(tools, single=False)})
+    assert found == ("response_format", {"json_object": True, "calls": forced_calls(calls, tools, single=False)})
 
 
 def test_a_parser_without_a_grammar_cannot_force(openai: Callable[..., Side]) -> None:

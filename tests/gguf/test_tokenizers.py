@@ -14,7 +14,7 @@ from llmcore.api.errors import ConfigError
 from llmcore_gguf.tokenizer import convert
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-sentencepiece = pytest.importorskip("sentencepiece", reason="an extra: llmcore-engine[slow-tokenizer]")
+sentencepiece = pytest.importorskip("sentencepiece", reason="it comes with plugin-sentencepiece")
 
 LINES = [
     *(Path(__file__).parents[2] / "docs" / "operators.md").read_text(encoding="utf-8").splitlines(),

@@ -17,6 +17,7 @@ from llmcore.registry.loader import load
 from llmcore_devtools import registry_of
 from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore_guided.processor import Guided, make
+from llmcore_server.chat.call_grammars import forced_calls, free_calls
 
 VOCAB = 301
 SPECS = {spec.name: spec for spec, _ in registry_of("parsers").specs(OutputParserSpec) if spec.kind == "tool"}
@@ -87,18 +88,18 @@ WRITTEN = {
 def test_free_answers_are_text_or_calls_that_fit(context: ProcessorContext, name: str) -> None:
     grammar = grammar_of(name)
     for single in (True, False):
-        args = grammar.free(TOOLS, single=single)
+        args = free_calls(grammar, TOOLS, single=single)
         assert lets(context, args, WRITTEN[name])
         assert lets(context, args, "Just text; a < b [3]")
         assert lets(context, args, f"Let me see.\n{WRITTEN[name]}")
         assert not lets(context, args, WRITTEN[name].replace("place", "plac"))
         assert not lets(context, args, "So: " + WRITTEN[name].replace("weather", "whether"))
-    forced = grammar.forced(TOOLS, single=True)
+    forced = forced_calls(grammar, TOOLS, single=True)
     assert lets(context, forced, WRITTEN[name]) and not lets(context, forced, "Just text")
     if grammar.bare:
         bare = WRITTEN[name].partition(">")[2]
-        assert lets(context, forced, bare) and lets(context, grammar.free(TOOLS, single=True), bare)
-        assert not lets(context, grammar.free(TOOLS, single=True), bare.replace("place", "plac"))
+        assert lets(context, forced, bare) and lets(context, free_calls(grammar, TOOLS, single=True), bare)
+        assert not lets(context, free_calls(grammar, TOOLS, single=True), bare.replace("place", "plac"))
 
 
 def test_a_strict_schema_that_cannot_be_enforced_is_refused(context: ProcessorContext) -> None:
@@ -106,7 +107,7 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(context: ProcessorCo
     for strict in (False, True):
         tools = {"f": {"parameters": unique, "strict": strict}}
         grammar: CallGrammar = load(SPECS["qwen25"].grammar or "")(ParserContext(tools=tools))
-        args = grammar.forced(tools, single=True)
+        args = forced_calls(grammar, tools, single=True)
         if strict:
             with pytest.raises(ValueError, match=r"^the parameters of 'f': uniqueItems: this cannot be enforced"):
                 make(args, context)

@@ -15,7 +15,6 @@ from llmcore.api.text import ChatTemplate, OutputParser, ParserContext, ToolCall
 from llmcore.config import Model
 from llmcore.registry.loader import load
 from llmcore.text.chosen_template import choose_template, named_templates
-from llmcore.text.request_parsing import Chained
 from llmcore.text.source import Templated
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import registry_of
@@ -24,6 +23,7 @@ from llmcore_devtools.dialect import Side, dialect_client
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_openai.routes import routes
 from llmcore_server.chat.parser_choice import ParserChoice, choose_parsers, open_parsers
+from llmcore_server.chat.request_parsing import Chained
 
 HERE = Path(__file__).parent / "chat_templates"
 LLAMA = """\

@@ -18,11 +18,11 @@ from llmcore.api.text import (
     ToolCallEnded,
     joined,
 )
-from llmcore.text.request_parsing import Chained
 from llmcore_devtools.conformance_parsing import parsed
 from llmcore_parsers.brackets import Brackets
 from llmcore_parsers.qwen import QwenToolParser
 from llmcore_parsers.think import ThinkParser
+from llmcore_server.chat.request_parsing import Chained
 
 TOOLS = ParserContext(tools={"f": {}, "g h": {}})
 

@@ -19,7 +19,6 @@ from llmcore.api.text import (
     ToolCallDelta,
     ToolCallEnded,
 )
-from llmcore.text.request_parsing import Chained
 from llmcore_devtools.conformance_parsing import parsed
 from llmcore_parsers.deepseek_v3 import CALL, CALL_END, CALLS, CALLS_END, SEPARATOR, DeepSeekV3ToolParser
 from llmcore_parsers.deepseek_v31 import DeepSeekV31ToolParser
@@ -29,6 +28,7 @@ from llmcore_parsers.qwen import QwenToolParser
 from llmcore_parsers.qwen3_coder import Qwen3CoderToolParser
 from llmcore_parsers.schema_types import as_json, types_of
 from llmcore_parsers.think import ThinkParser
+from llmcore_server.chat.request_parsing import Chained
 
 Call = tuple[str, dict[str, Any]]
 

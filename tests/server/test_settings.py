@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from llmcore.api import ConfigError
-from llmcore.config import Config, environment, make_config, options_of, plugin_settings, resolve_config
+from llmcore.config import Config, environment, make_config, options_of, resolve_config, settings
 from llmcore.registry.loader import configure
 from llmcore_server.settings import SECTIONS, Access, Server, is_loopback
 
 OPTIONS = tuple(spec for section in SECTIONS for spec in options_of(section, serving=True))
+BROUGHT = [setting for setting in settings(OPTIONS) if setting not in settings()]
 SECRET = "sk-Topsecret1"
 
 
@@ -81,7 +82,7 @@ def test_lmdeploys_variables_name_the_certificate(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SSL_CERTFILE", "theirs.pem")
     monkeypatch.setenv("SSL_KEYFILE", "key.pem")
     monkeypatch.setenv("LLMCORE_SSL_CERTFILE", "ours.pem")
-    given = environment(plugin_settings(OPTIONS))
+    given = environment(settings(OPTIONS))
     config, origins = resolve_config({"ssl": "true"}, given, {}, extra=OPTIONS)
     access = config.section(Access)
     assert (access.ssl_certfile, access.ssl_keyfile) == ("ours.pem", "key.pem")
@@ -96,10 +97,10 @@ def test_lmdeploys_names_are_aliases(name: str) -> None:
 def test_the_servers_plugin_brings_every_section() -> None:
     config, _ = configure(port=7, ssl=True, ssl_certfile="c", ssl_keyfile="k")
     assert config.section(Server).port == 7 and config.section(Access).ssl_keyfile == "k"
-    assert {setting.name for setting in plugin_settings(OPTIONS)} <= set(config.plugin_options)
+    assert {setting.name for setting in BROUGHT} <= set(config.plugin_options)
 
 
-@pytest.mark.parametrize("setting", plugin_settings(OPTIONS), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", BROUGHT, ids=lambda setting: setting.name)
 def test_every_setting_is_described_and_reads_its_own_default(setting: Any) -> None:
     assert setting.summary.endswith(".") and setting.serving
     assert setting.parse(setting.default, "here") == setting.default

@@ -20,7 +20,6 @@ from llmcore.text.parsing import (
     held_back,
     lark_string,
 )
-from llmcore.text.request_parsing import OutputParsers, RequestParsing
 from llmcore.text.stops import StopMatcher, StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
 from llmcore.text.templates import RESERVED as RESERVED_TEMPLATE_VARIABLES
@@ -38,11 +37,9 @@ __all__ = [
     "Event",
     "FastTokenizer",
     "OutputParser",
-    "OutputParsers",
     "ParserContext",
     "ParserSample",
     "ReasoningDelta",
-    "RequestParsing",
     "StopMatcher",
     "StopStrings",
     "TextDelta",

@@ -1,4 +1,4 @@
-"""Sources of tokenizers: tokenizer.json, tokenizer.model on request, and any tokenizer that transformers can build."""
+"""Sources of tokenizers: tokenizer.json, and any tokenizer that transformers can build."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ from llmcore.api import ConfigError, TokenizerSpec, hookimpl
 
 @hookimpl
 def register_tokenizers() -> Iterable[TokenizerSpec]:
-    """The `tokenizers` package, the `sentencepiece` package, and a conversion for the rest."""
+    """The `tokenizers` package, and a conversion for the rest."""
     yield TokenizerSpec(
         name="tokenizers",
         summary="tokenizer.json",
         sniff="llmcore.text.tokenizer:has_tokenizer_json",
         load="llmcore.text.tokenizer:load_tokenizer",
-    )
-    yield TokenizerSpec(
-        name="sentencepiece",
-        summary="tokenizer.model, with --tokenizer_mode slow",
-        sniff="llmcore.text.slow:has_sentencepiece_model",
-        load="llmcore.text.slow:load_slow",
-        mode="slow",
     )
     yield TokenizerSpec(
         name="transformers",

@@ -8,10 +8,10 @@ import click
 
 from llmcore.api.specs import OptionSpec
 from llmcore.cli.options import Resolved, SettingsCommand, grouped, with_model
-from llmcore.config import plugin_settings, settings, shown_value
+from llmcore.config import settings, value_of
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def command() -> None:
     """Show settings and where each comes from."""
 
@@ -27,16 +27,16 @@ def show(resolved: Resolved, model: str | None, origin: bool, as_json: bool) -> 
     """
     config = with_model(resolved.config, model)
     origins = resolved.origins if model is None else {**resolved.origins, "model_dir": "MODEL"}
-    brought = plugin_settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
-    rows = [(setting, shown_value(config, setting)) for setting in (*settings(), *brought)]
+    known = settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
+    values = {setting.name: setting.shown(value_of(config, setting)) for setting in known}
     if as_json:
-        named = {s.name: {"value": value, "origin": origins[s.name]} if origin else value for s, value in rows}
-        click.echo(json.dumps(named, indent=2))
+        explained = {name: {"value": value, "origin": origins[name]} for name, value in values.items()}
+        click.echo(json.dumps(explained if origin else values, indent=2))
         return
-    width = max(len(setting.name) for setting, _ in rows) + 1
-    for title, among in grouped(setting for setting, _ in rows):
+    width = max(map(len, values)) + 1
+    for title, among in grouped(known):
         click.echo(f"# {title}")
         for setting in among:
             # JSON is YAML: what is printed can be saved and read back with --config.
-            text = f"{setting.name + ':':<{width}} {json.dumps(shown_value(config, setting))}"
+            text = f"{setting.name + ':':<{width}} {json.dumps(values[setting.name])}"
             click.echo(f"{text:<{width + 24}}  # {origins[setting.name]}" if origin else text)

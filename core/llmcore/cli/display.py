@@ -5,7 +5,6 @@ On a terminal these are bars and panels, elsewhere plain lines.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import traceback
 from collections.abc import Iterable, Sequence
@@ -103,9 +102,7 @@ def cause_and_fix(error: Exception) -> tuple[str, str]:
     # An error's text is the cause, then the fix: after the last semicolon, or else after the first sentence.
     cause, found, fix = text.rpartition("; ")
     if not found:
-        cause, found, fix = text.partition(". ")
-    if not found:
-        cause, fix = text, ""
+        cause, _, fix = text.partition(". ")
     if not fix and isinstance(error, StartupError):
         fix = "the traceback shows where it failed"
     return cause, fix
@@ -118,9 +115,8 @@ def _log_of(error: Exception) -> str | None:
     if isinstance(error, LlmcoreError):
         return None
     try:
-        descriptor, path = tempfile.mkstemp(prefix="llmcore-", suffix=".log")
-        with os.fdopen(descriptor, "w") as file:
+        with tempfile.NamedTemporaryFile("w", prefix="llmcore-", suffix=".log", delete=False) as file:
             traceback.print_exception(error, file=file)
+            return file.name
     except OSError:
         return None
-    return path

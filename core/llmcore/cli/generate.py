@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import click
 
 from llmcore.api.errors import ConfigError
 from llmcore.cli.display import Stages
-from llmcore.cli.options import Resolved, SettingsCommand, given, sampling_options, with_model
+from llmcore.cli.options import Resolved, SettingsCommand, given, sampling_options
 
 if TYPE_CHECKING:
     from llmcore.engine.llm import LLM, Generated
@@ -23,13 +23,8 @@ Progress = Callable[[str, int, int], None]
 MAX_NEW_TOKENS = 256
 
 
-@dataclass(frozen=True)
-class Item:
-    """One line of the input: its fields, and a prompt or a conversation to answer."""
-
-    fields: dict[str, Any]
-    prompt: str | None
-    messages: Sequence[dict[str, Any]] = ()
+Item = dict[str, Any]
+"""The fields of one line of the input: `prompt` or `messages`, and what else the line holds."""
 
 
 @click.command(cls=SettingsCommand, groups=("model", "memory", "scheduling", "kernels", "plugins", "plugin_options"))
@@ -46,32 +41,27 @@ def command(
     PROMPTS has one prompt per line, or is JSONL: objects with "prompt" or "messages"; `-` reads standard input.
     Answers are JSONL in the same order, each with the fields of its line. The default is greedy.
     """
-    items = list(read_items(prompts, chat))
-    config = with_model(resolved.config, None)
+    items = list(read_items(prompts))
     options = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0, **given(sampling)}
-    loading, answering = Stages(), Stages(unit="prompts")
-    try:
+    with closing(Stages()) as loading, closing(Stages(unit="prompts")) as answering:
         from llmcore.engine.llm import LLM
 
-        with LLM.from_config(config, progress=loading.update) as llm:
+        with LLM.from_config(resolved.config, progress=loading.update) as llm:
             loading.close()
-            rows = answer(llm, items, options, answering.update)
-    finally:
-        loading.close()
-        answering.close()
+            rows = answer(llm, items, chat, options, answering.update)
     for row in rows:
         output.write(json.dumps(row, ensure_ascii=False) + "\n")
     ctx.exit(1 if any("error" in row for row in rows) else 0)
 
 
-def read_items(lines: IO[str], chat: bool) -> Iterator[Item]:
+def read_items(lines: IO[str]) -> Iterator[Item]:
     """The prompts of a file. Raises ConfigError that names the first wrong line."""
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\n")
         if not text.strip():
             continue
         if not text.lstrip().startswith("{"):
-            yield _item({"prompt": text}, chat)
+            yield {"prompt": text}
             continue
         try:
             fields = json.loads(text)
@@ -79,30 +69,29 @@ def read_items(lines: IO[str], chat: bool) -> Iterator[Item]:
             raise ConfigError(f"{lines.name}, line {number} is not JSON: {error}") from error
         if isinstance(fields.get("prompt"), str) == isinstance(fields.get("messages"), list):
             raise ConfigError(f'{lines.name}, line {number}: give "prompt", a text, or "messages", a list.')
-        yield _item(fields, chat)
+        yield fields
 
 
-def answer(llm: LLM, items: Sequence[Item], options: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
+def answer(
+    llm: LLM, items: Sequence[Item], chat: bool, options: dict[str, Any], progress: Progress
+) -> list[dict[str, Any]]:
     """Every item's row. A prompt that leaves no room for an answer gets an `error` and does not stop the others."""
-    ids = [_ids(llm, item) for item in items]
+    ids = [_ids(llm, item, chat) for item in items]
     total = llm.facts.max_total_len
     longest = min(llm.facts.max_input_len, total - 1)
-    fitting = {index for index, prompt in enumerate(ids) if 0 < len(prompt) <= longest}
-    tight = {index for index in fitting if len(ids[index]) + options["max_new_tokens"] > total}
+    fitting = [index for index, prompt in enumerate(ids) if 0 < len(prompt) <= longest]
+    most = options["max_new_tokens"]
+    tight = [index for index in fitting if len(ids[index]) + most > total]
+    roomy = [index for index in fitting if len(ids[index]) + most <= total]
     rows = [
-        {**item.fields, "error": f"the prompt has {len(prompt)} tokens, it may have 1 to {longest}"}
+        {**item, "error": f"the prompt has {len(prompt)} tokens, it may have 1 to {longest}"}
         for item, prompt in zip(items, ids, strict=True)
     ]
-    for stage, group, most in (
-        ("prompts", fitting - tight, options["max_new_tokens"]),
-        ("long ones", tight, None),
-    ):
-        order = sorted(group)
-        prompts = [ids[index] for index in order]
-        done = partial(progress, stage)
-        answers = llm.generate(prompts, progress=done, **{**options, "max_new_tokens": most}) if prompts else []
-        for index, got in zip(order, answers, strict=True):
-            rows[index] = {**items[index].fields, **_row(got)}
+    for stage, group, limit in (("prompts", roomy, most), ("long ones", tight, None)):
+        prompts = [ids[index] for index in group]
+        answers = llm.generate(prompts, progress=partial(progress, stage), **{**options, "max_new_tokens": limit})
+        for index, got in zip(group, answers, strict=True):
+            rows[index] = {**items[index], **_row(got)}
     return rows
 
 
@@ -116,16 +105,10 @@ def _row(got: Generated) -> dict[str, Any]:
     }
 
 
-def _item(fields: dict[str, Any], chat: bool) -> Item:
-    prompt = fields.get("prompt")
-    if chat and prompt is not None:
-        return Item(fields, None, [{"role": "user", "content": prompt}])
-    return Item(fields, prompt, fields.get("messages", ()))
-
-
-def _ids(llm: LLM, item: Item) -> list[int]:
-    if item.prompt is not None:
-        return llm.tokenizer.encode(item.prompt)
-    return llm.tokenizer.encode(
-        llm.tokenizer.chat(item.messages, add_generation_prompt=True), add_special_tokens=False
-    )
+def _ids(llm: LLM, item: Item, chat: bool) -> list[int]:
+    prompt = item.get("prompt")
+    if isinstance(prompt, str) and not chat:
+        return llm.tokenizer.encode(prompt)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else item["messages"]
+    text = llm.tokenizer.chat(messages, add_generation_prompt=True)
+    return llm.tokenizer.encode(text, add_special_tokens=False)

@@ -20,8 +20,7 @@ _KEY = "llmcore.commands"
 
 def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
     """Every registered command by its name."""
-    meta = ctx.find_root().meta
-    if _KEY not in meta:
+    if _KEY not in ctx.meta:
         check_address_space()  # before numpy is imported, which the loader and every plugin do
         from llmcore.cli.options import named_plugins
         from llmcore.registry.loader import collect
@@ -31,8 +30,8 @@ def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
         except LlmcoreError as error:  # a wrong LLMCORE_PLUGINS or LLMCORE_CONFIG must not hide the commands
             log.warning("%s", error)
             registry = collect(Config())
-        meta[_KEY] = {spec.name: spec for spec, _ in registry.specs(CommandSpec)}
-    return cast("Mapping[str, CommandSpec]", meta[_KEY])
+        ctx.meta[_KEY] = {spec.name: spec for spec, _ in registry.specs(CommandSpec)}
+    return cast("Mapping[str, CommandSpec]", ctx.meta[_KEY])
 
 
 def loaded(ctx: click.Context, name: str) -> Any:
@@ -42,8 +41,9 @@ def loaded(ctx: click.Context, name: str) -> Any:
     from llmcore.registry.official import missing_command
 
     if spec is None:
-        absent = f"there is no command {name!r}; upgrade or repair the plugin that has it"
-        raise ConfigError(missing_command(name) or absent)
+        raise ConfigError(
+            missing_command(name) or f"there is no command {name!r}; upgrade or repair the plugin that has it"
+        )
     if spec.prepare is not None:
         load(spec.prepare)()
     return load(spec.command)
@@ -71,8 +71,7 @@ class PluginGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command called `cmd_name`, imported now."""
-        name = cmd_name.replace("_", "-")
-        return cast(click.Command, loaded(ctx, self._below + name)) if name in self._specs(ctx) else None
+        return cast(click.Command, loaded(ctx, self._below + cmd_name)) if cmd_name in self._specs(ctx) else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -87,7 +86,7 @@ class PluginGroup(click.Group):
             raise click.UsageError(
                 f"There is no command {args[0]!r}.{did_you_mean(args[0], self.list_commands(ctx))}", ctx
             )
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, [name, *args[1:]])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by heading, without importing them."""

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
+from llmcore.api.errors import ResolveError
 from llmcore.api.models import data_type
-from llmcore.api.specs import OpSpec
+from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, OpContext, OpSpec, Requires
 from llmcore.cli.group import loaded
-from llmcore.cli.tables import listing, registry_for, show_failures, show_rows
+from llmcore.cli.tables import Row, listing, registry_for, show_failures, show_rows
 from llmcore.config import resolve_model
-from llmcore.registry.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
-from llmcore.registry.modes import apply_modes
+from llmcore.registry.devices import find_device
+from llmcore.registry.modes import Pins, apply_modes
 from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import Resolution, bucket_text, candidates_for, resolve
 
-
-@dataclass(frozen=True)
-class Asked:
-    """The command's options."""
-
-    op: str | None
-    explain: bool
-    device: str | None
-    model: str | None
-    dtype: str | None
-    layout: str
-    mode: tuple[str, ...]
-    kernel: tuple[str, ...]
-    deterministic: bool
-    check: bool
-    bench: bool
-    seed: int | None
-    jobs: int | None
-    worker: bool
-    plugins: tuple[str, ...]
-    as_json: bool
+Asked = SimpleNamespace
+"""The command's options, by the names that click gives them."""
 
 
 @click.command("kernels")
@@ -74,37 +57,108 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     if asked.bench or asked.check:
         loaded(ctx, f"kernels --{'bench' if asked.bench else 'check'}")(asked, registry)
     elif asked.explain or asked.model is not None:
-        _explain(_choices(asked, registry), asked)
+        rows = [row for row in _choices(asked, registry) if asked.op in (None, row["op"])]
+        lines = [(_what(row), row["tokens"], row["chosen"] or "none", row["plugin"] or "", _why(row)) for row in rows]
+        show_rows(rows, asked.as_json, ("OP", "TOKENS", "CHOSEN", "FROM", "WHY"), lines)
     else:
-        rows = kernel_rows(registry, asked.op)
-        lines = [(row.op, row.name, row.dist, str(row.priority), row.requires) for row in rows]
+        ops = [asked.op] if asked.op else sorted(spec.name for spec, _ in registry.specs(OpSpec))
+        rows = [row for op in ops for row in _kernels(registry, op)]
+        lines = [(row["op"], row["name"], row["dist"], str(row["priority"]), row["requires"]) for row in rows]
         show_rows(rows, asked.as_json, ("OP", "KERNEL", "FROM", "PRIORITY", "REQUIRES"), lines)
 
 
-def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
+# --- what there is ---------------------------------------------------------------------------------------------
+
+
+def _kernels(registry: Registry, op: str) -> Iterator[Row]:
+    """The kernels of an op, the highest priority first."""
+    for spec, plugin in sorted(candidates_for(registry, op), key=lambda pair: (-pair[0].priority, pair[0].name)):
+        yield {
+            "op": op,
+            "name": spec.name,
+            "plugin": plugin.name,
+            "dist": plugin.dist,
+            "priority": spec.priority,
+            "requires": requires_text(spec.when),
+            "summary": spec.summary,
+        }
+
+
+def requires_text(when: Requires) -> str:
+    """A kernel's requirement in words; "" if it has none."""
+    parts = [when.device] if when.device else []
+    if when.capability:
+        parts.append("capability {}-{}".format(*when.capability))
+    named = {"dtype": when.dtypes, "layout": when.layouts, "granule": when.granules}
+    tokens = frozenset(bucket_text(bucket) for bucket in when.buckets)
+    sets: Mapping[str, Iterable[object]] = {**named, "tokens": tokens, **when.shape}
+    parts += [f"{name} {' or '.join(sorted(map(str, values)))}" for name, values in sets.items() if values]
+    return ", ".join(parts)
+
+
+# --- what is chosen --------------------------------------------------------------------------------------------
+
+
+def _choices(asked: Asked, registry: Registry) -> list[Row]:
     device = find_device(registry, asked.device or "auto")
-    if asked.model is not None:
-        from llmcore.engine.blueprint import blueprint_at
-
-        plain = blueprint_at(resolve_model(asked.model), registry, device, asked.dtype, asked.deterministic)
-        found = plain.pinned(asked.mode, asked.kernel).resolutions()
-        rows = choice_rows((resolution.context, resolution) for resolution in found)
-    else:
+    if asked.model is None:
         pins = apply_modes(asked.mode, registry, device, asked.kernel)
-        dtype = data_type(asked.dtype or "bf16")
-        rows = choices_for_specs(registry, device, dtype, pins.layout or asked.layout, pins, asked.deterministic)
-    return [row for row in rows if asked.op in (None, row.op)]
+        return choice_rows(_choices_of_specs(asked, registry, device, pins))
+    from llmcore.engine.blueprint import blueprint_at
+
+    plain = blueprint_at(resolve_model(asked.model), registry, device, asked.dtype, asked.deterministic)
+    found = plain.pinned(asked.mode, asked.kernel).resolutions()
+    return choice_rows((resolution.context, resolution) for resolution in found)
 
 
-def _explain(rows: Sequence[ChoiceRow], asked: Asked) -> None:
-    lines = [(_what(row), row.tokens, row.chosen or "none", row.plugin or "", _why(row)) for row in rows]
-    show_rows(rows, asked.as_json, ("OP", "TOKENS", "CHOSEN", "FROM", "WHY"), lines)
+def _choices_of_specs(
+    asked: Asked, registry: Registry, device: DeviceInfo, pins: Pins
+) -> Iterator[tuple[OpContext, Resolution | ResolveError]]:
+    """The kernel of every op on `device`, from specs alone: without shapes, at granule 1."""
+    for op in sorted(spec.name for spec, _ in registry.specs(OpSpec)):
+        for bucket in range(len(TOKEN_BUCKETS)):
+            context = OpContext(
+                op=op,
+                device=device,
+                dtype=data_type(asked.dtype or "bf16"),
+                layout=pins.layout or asked.layout,
+                bucket=bucket,
+                deterministic=asked.deterministic,
+            )
+            try:
+                yield context, resolve(candidates_for(registry, op), context, pins.kernels, registry.order)
+            except ResolveError as error:
+                yield context, error
 
 
-def _what(row: ChoiceRow) -> str:
-    shape = ", ".join(f"{name}={value}" for name, value in row.shape.items() if value not in (None, False))
-    return f"{row.op} ({shape})" if shape else row.op
+def choice_rows(outcomes: Iterable[tuple[OpContext, Resolution | ResolveError]]) -> list[Row]:
+    """One row per op, shape and set of buckets with the same outcome, in the order of `outcomes`.
+
+    `chosen` is None if no kernel can be chosen; `why` is then the error. `others`: kernel -> why it was not chosen.
+    """
+    grouped: dict[str, tuple[Row, set[int]]] = {}
+    for context, outcome in outcomes:
+        row: Row = {"op": context.op, "tokens": "", "shape": dict(context.shape)}
+        if isinstance(outcome, Resolution):
+            row |= {"chosen": outcome.chosen.name, "plugin": outcome.plugin.name, "why": outcome.why}
+            row["others"] = dict(outcome.reasons)
+        else:
+            row |= {"chosen": None, "plugin": None, "why": str(outcome), "others": {}}
+        key = repr(row) if row["chosen"] else f"{context.op} {row['shape']}"
+        grouped.setdefault(key, (row, set()))[1].add(context.bucket)
+    return [row | {"tokens": _tokens(buckets)} for row, buckets in grouped.values()]
 
 
-def _why(row: ChoiceRow) -> str:
-    return "; ".join([row.why, *(f"{name}: {reason}" for name, reason in row.others.items())])
+def _tokens(buckets: Collection[int]) -> str:
+    if len(buckets) == len(TOKEN_BUCKETS):
+        return "any"
+    return ", ".join(bucket_text(bucket) for bucket in sorted(buckets))
+
+
+def _what(row: Row) -> str:
+    shape = ", ".join(f"{name}={value}" for name, value in row["shape"].items() if value not in (None, False))
+    return f"{row['op']} ({shape})" if shape else str(row["op"])
+
+
+def _why(row: Row) -> str:
+    return "; ".join([row["why"], *(f"{name}: {reason}" for name, reason in row["others"].items())])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from llmcore.cli.tables import listing, registry_for, show_failures, show_rows
-from llmcore.registry.inspect import model_rows
+from llmcore.api.specs import ModelSpec
+from llmcore.cli.tables import Row, listing, registry_for, show_failures, show_rows
 
 
 @click.command("models")
@@ -13,7 +13,17 @@ from llmcore.registry.inspect import model_rows
 def command(plugins: tuple[str, ...], as_json: bool) -> None:
     """List the model families that can be served."""
     registry = registry_for(plugins)
-    rows = model_rows(registry)
-    lines = [(row.name, ", ".join(row.architectures), f"{row.dist} {row.version}".strip()) for row in rows]
+    rows: list[Row] = [
+        {
+            "name": spec.name,
+            "architectures": spec.architectures,
+            "plugin": plugin.name,
+            "dist": plugin.dist,
+            "version": plugin.version,
+            "summary": spec.summary,
+        }
+        for spec, plugin in sorted(registry.specs(ModelSpec), key=lambda pair: pair[0].name)
+    ]
+    lines = [(row["name"], ", ".join(row["architectures"]), f"{row['dist']} {row['version']}".strip()) for row in rows]
     show_rows(rows, as_json, ("FAMILY", "ARCHITECTURES", "FROM"), lines)
     show_failures(registry)

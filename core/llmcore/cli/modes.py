@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
-from llmcore.cli.tables import listing, registry_for, show_failures, show_rows
-from llmcore.registry.inspect import ModeRow, find_device, mode_rows
+from llmcore.api.specs import ModeSpec
+from llmcore.cli.tables import Row, listing, registry_for, show_failures, show_rows
+from llmcore.registry.devices import find_device
 from llmcore.registry.modes import mode_misfit
 
 
@@ -34,16 +37,28 @@ def command(
     registry = registry_for(plugins)
     info = find_device(registry, device or "auto")
     if model is None:
-        rows = mode_rows(registry, lambda mode: mode_misfit(mode, registry, info))
+        misfit: Callable[[ModeSpec], str | None] = partial(mode_misfit, registry=registry, device=info)
     else:
         from llmcore.engine.blueprint import blueprint_at
 
-        rows = mode_rows(registry, blueprint_at(Path(model), registry, info, dtype, deterministic).misfit)
+        misfit = blueprint_at(Path(model), registry, info, dtype, deterministic).misfit
+    rows = [
+        {
+            "name": spec.name,
+            "plugin": plugin.name,
+            "layout": spec.layout,
+            "kernels": dict(spec.kernels),
+            "quant": spec.quant,
+            "misfit": misfit(spec),
+            "summary": spec.summary,
+        }
+        for spec, plugin in sorted(registry.specs(ModeSpec), key=lambda pair: pair[0].name)
+    ]
     show_rows(rows, as_json, ("MODE", "PINS", "FROM", "FITS"), [_line(row) for row in rows])
     show_failures(registry)
 
 
-def _line(row: ModeRow) -> tuple[str, str, str, str]:
-    pins = {"layout": row.layout, "quantization": row.quant, **row.kernels}
+def _line(row: Row) -> tuple[str, str, str, str]:
+    pins = {"layout": row["layout"], "quantization": row["quant"], **row["kernels"]}
     shown = ", ".join(f"{what}={value}" for what, value in pins.items() if value is not None)
-    return row.name, shown, row.plugin, "yes" if row.misfit is None else f"no: {row.misfit}"
+    return row["name"], shown, row["plugin"], "yes" if row["misfit"] is None else f"no: {row['misfit']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import click
@@ -17,11 +17,9 @@ from llmcore.config import (
     Origins,
     Setting,
     environment,
-    plugin_settings,
     read_yaml,
     resolve_config,
     settings,
-    with_plugins,
 )
 from llmcore.config.foreign import ELSEWHERE, SHORT, absent_settings, foreign
 from llmcore.config.setting import GROUPS, LOOSE, canonical, names
@@ -30,6 +28,9 @@ from llmcore.registry.official import missing_option
 from llmcore.registry.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_CONFIG = Setting(name="config", group=ELSEWHERE)
+"""`joined` makes one token of `--config FILE` too."""
 
 _METAVARS = {int: "N", float: "X", bool: "", str: "TEXT"}
 
@@ -52,12 +53,12 @@ class SettingsCommand(click.Command):
     """
 
     def __init__(self, *args: Any, groups: Sequence[str] | None = None, **more: Any) -> None:
-        more.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
         super().__init__(*args, **more)
         self.groups = groups
-        self.own = list(self.params)
         self.params += [
-            click.Option(["--config"], metavar="FILE", help="YAML file of settings, `name: value`."),
+            click.Option(
+                ["--config"], expose_value=False, metavar="FILE", help="YAML file of settings, `name: value`."
+            ),
             click.Option(
                 ["--help-all"],
                 is_flag=True,
@@ -70,33 +71,30 @@ class SettingsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Load plugins first, because they bring options; then let click parse, then resolve the settings."""
-        plain = list(joined(args, self._offered()))
-        if {"--help-all", *ctx.help_option_names} & {*takewhile(lambda token: token != "--", plain)}:
+        plain = list(joined(args, [_CONFIG, *self._offered()]))
+        if {"--help-all", *ctx.help_option_names} & {*_before_words(plain)}:
             file, content, registry = None, {}, collect(Config())  # a wrong name must not prevent the help
         else:
-            file = file_name(_value_of("--config", plain))
+            file = next(reversed(_values("config", plain)), None) or environment().get("LLMCORE_CONFIG")
             content = read_yaml(file) if file else {}  # read it only once, because it may be a pipe
-            named = [token.partition("=")[2] for token in plain if token.startswith("--plugins=")]
-            registry = build_registry(_named(named, content))
+            registry = build_registry(named_plugins(_values("plugins", plain), content))
         ctx.meta["llmcore.settings"] = offered = self._offered(registry)
-        tokens = list(joined(args, offered))
+        tokens = list(joined(args, [_CONFIG, *offered]))
         self._refuse_foreign(tokens, offered)
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, tokens)
-        ctx.params.pop("config", None)
         given = {name: ctx.params.pop(name) for name in [*(s.name for s in offered), *RETIRED] if name in ctx.params}
         if rest:
             raise click.UsageError(_too_many(rest, [s for s in offered if given.get(s.name)]), ctx)
         brought = [spec for spec, _ in registry.specs(OptionSpec)]
-        known = (*settings(), *plugin_settings(brought))
         config, origins = resolve_config(
             {name: value for name, value in given.items() if value not in (None, (), False)},
-            environment(known),
+            environment(settings(brought)),
             content,
             extra=brought,
             yaml_name=str(file),
         )
-        ctx.params["resolved"] = Resolved(with_plugins(config, registry.offered), origins, registry)
+        ctx.params["resolved"] = Resolved(replace(config, discovered=registry.offered), origins, registry)
         return rest
 
     def _refuse_foreign(self, tokens: Sequence[str], offered: Sequence[Setting]) -> None:
@@ -104,21 +102,23 @@ class SettingsCommand(click.Command):
 
         It runs before click, which would guess at a similar name.
         """
-        own = (name for option in self.own if isinstance(option, click.Option) for name in option.opts)
+        own = (name for option in self.params if isinstance(option, click.Option) for name in option.opts)
         known = {*names(offered), *map(canonical, own)}
-        for token in takewhile(lambda token: token != "--", tokens):
-            name = token.partition("=")[0]
-            told = foreign(SHORT.get(name) or canonical(name), known) if name in SHORT or name[:2] == "--" else None
-            if told:
-                raise ConfigError(f"{name} {told}")
-            if canonical(name) not in known and (told := missing_option(canonical(name))):
-                raise ConfigError(f"{name} {told}")
+        for token in _before_words(tokens):
+            word = token.partition("=")[0]
+            name = SHORT.get(word) or canonical(word)
+            is_option = word in SHORT or word.startswith("--")
+            if is_option and name not in known and (told := foreign(name) or missing_option(name)):
+                raise ConfigError(f"{word} {told}")
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters and one option per setting."""
-        offered = ctx.meta.get("llmcore.settings") or self._offered()
+        offered = [
+            click.Option([s.name, *(f"--{name}" for name in (s.name, *s.aliases))], multiple=s.multiple, type=str)
+            for s in ctx.meta.get("llmcore.settings") or self._offered()
+        ]
         retired = [click.Option([f"--{name}"], hidden=True, is_flag=True) for name in RETIRED]
-        return [*super().get_params(ctx), *(_option(setting) for setting in offered), *retired]
+        return [*super().get_params(ctx), *offered, *retired]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The command's own options, then settings by group: those of the first page, or all."""
@@ -134,14 +134,10 @@ class SettingsCommand(click.Command):
             formatter.write_text("More options: --help-all. Names may be written with _ or -.")
 
     def _offered(self, registry: Registry | None = None) -> list[Setting]:
-        brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec)) if registry else ()
-        known = (*settings(), *brought)
+        known = settings(spec for spec, _ in registry.specs(OptionSpec)) if registry else settings()
         if self.groups is None:
             return [*known, *absent_settings(known)]
-        own = [setting for setting in settings() if setting.group in self.groups]
-        if LOOSE in self.groups:
-            own += [setting for setting in brought if not setting.serving]
-        return own
+        return [s for s in known if not s.serving and (s.group if s.group in GROUPS else LOOSE) in self.groups]
 
 
 def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
@@ -198,18 +194,8 @@ def grouped(among: Iterable[Setting]) -> Iterator[tuple[str, list[Setting]]]:
     for group in order:
         if group in groups:
             section = groups[group][0].section
-            yield ((section.__doc__ or group).partition("\n")[0].rstrip(".") if section else _TITLE), groups[group]
-
-
-_TITLE = "Options of plugins"
-
-
-def _option(setting: Setting) -> click.Option:
-    return click.Option(
-        [setting.name, *(f"--{name}" for name in (setting.name, *setting.aliases))],
-        multiple=setting.multiple,
-        type=str,
-    )
+            heading = (section.__doc__ or group) if section else "Options of plugins"
+            yield heading.partition("\n")[0].rstrip("."), groups[group]
 
 
 def _show_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -219,18 +205,14 @@ def _show_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> No
         ctx.exit()
 
 
-def file_name(given: str | None) -> str | None:
-    """The YAML file that `--config` or LLMCORE_CONFIG names."""
-    return given or environment().get("LLMCORE_CONFIG")
+def named_plugins(given: Sequence[str] = (), content: Mapping[str, Any] | None = None) -> Config:
+    """A config with the setting `plugins` alone, from all its sources.
 
-
-def named_plugins(given: Sequence[str] = ()) -> Config:
-    """A config with the setting `plugins` alone, from all its sources; `given`: its values on the command line."""
-    file = file_name(None)
-    return _named(given, read_yaml(file) if file else {})
-
-
-def _named(given: Sequence[str], content: Mapping[str, Any]) -> Config:
+    `given`: its values on the command line. `content`: the YAML file's; None for the file that LLMCORE_CONFIG names.
+    """
+    if content is None:
+        file = environment().get("LLMCORE_CONFIG")
+        content = read_yaml(file) if file else {}
     config, _ = resolve_config(
         {"plugins": list(given)} if given else {},
         {name: value for name, value in environment().items() if name == "LLMCORE_PLUGINS"},
@@ -239,15 +221,14 @@ def _named(given: Sequence[str], content: Mapping[str, Any]) -> Config:
     return config
 
 
-def _value_of(option: str, tokens: Sequence[str]) -> str | None:
-    """The value of one of the command's own options, before click parses them. The last one counts."""
-    found = None
-    for token, following in pairwise([*tokens, ""]):
-        if token == option:
-            found = following
-        elif token.startswith(f"{option}="):
-            found = token.partition("=")[2]
-    return found
+def _before_words(tokens: Iterable[str]) -> Iterator[str]:
+    """The tokens before `--`. The tokens after it are arguments."""
+    return takewhile(lambda token: token != "--", tokens)
+
+
+def _values(name: str, tokens: Iterable[str]) -> list[str]:
+    """The values of an option in the tokens of `joined`, before click parses them."""
+    return [token.partition("=")[2] for token in _before_words(tokens) if token.startswith(f"--{name}=")]
 
 
 def _too_many(words: Sequence[str], given: Iterable[Setting]) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -16,9 +16,9 @@ from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Device
 from llmcore.api.specs import DeviceSpec, KVLayoutSpec
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.config import with_model_resolved
+from llmcore.config import Config, with_model_resolved
 from llmcore.engine.memory import Budget, Machine, predict
-from llmcore.registry.inspect import find_device
+from llmcore.registry.devices import find_device
 from llmcore.registry.loader import load
 from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
@@ -55,17 +55,16 @@ def command(resolved: Resolved, model: str | None, memory: str | None, as_json: 
     MODEL is a directory or a GGUF file, as in --model_dir. --device sm90 --memory 80GiB plans for another machine.
     It takes the options of `serve`, so that you can plan a server's command line; some options do not change the plan.
     """
-    resolved = replace(resolved, config=with_model(resolved.config, model))
-    plan = make_plan(resolved, parse_size(memory) if memory else None)
+    config = with_model_resolved(with_model(resolved.config, model))
+    plan = make_plan(config, resolved.registry, parse_size(memory) if memory else None)
     if as_json:
         click.echo(json.dumps(_as_json(plan), indent=2))
     else:
         _show(plan)
 
 
-def make_plan(resolved: Resolved, memory: int | None) -> Plan:
+def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
     """Read config and headers, ask the layouts for their sizes, predict. `memory`: bytes of the device, or None."""
-    config, registry = with_model_resolved(resolved.config), resolved.registry
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     family, model = read_model_as_set(registry, checkpoint.config(), config)
@@ -88,7 +87,10 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
         stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if names.targets(name))
         if getattr(model, "tied", False):
             doubled = tuple(name for name in shapes if names.targets(name) == (Target("lm_head.weight"),))
-    kv_token = sum(_kv_bytes(registry, group, pins.layout or group.layout, model) for group in model.kv_groups)
+    kv_token = sum(
+        load(registry.find(KVLayoutSpec, pins.layout or group.layout).make)(group, 1, model.dtype).bytes
+        for group in model.kv_groups
+    )
     budget = predict(model, shapes, config, machine, kv_token)
     return Plan(model, machine, stored, budget, doubled)
 
@@ -127,11 +129,6 @@ def show_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.2f} GiB"
-
-
-def _kv_bytes(registry: Registry, group: Any, layout: str, model: ModelConfig) -> int:
-    size: int = load(registry.find(KVLayoutSpec, layout).make)(group, 1, model.dtype).bytes
-    return size
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:

@@ -11,20 +11,8 @@ from typing import Any
 _STDERR = 2
 
 
-class _StandardError(io.RawIOBase):
+class _StandardError(io.FileIO):
     """Standard error on which printing never raises."""
-
-    def writable(self) -> bool:
-        """Always."""
-        return True
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        return _STDERR
-
-    def isatty(self) -> bool:
-        """True on a terminal."""
-        return os.isatty(_STDERR)
 
     def write(self, data: Any) -> int:
         """Write `data`. Returns its whole length, even if some of it is lost."""
@@ -50,4 +38,5 @@ def guard_standard_streams() -> None:
                     os.close(null)
     own = sys.__stderr__
     if own is not None and sys.stderr is own:
-        sys.stderr = io.TextIOWrapper(_StandardError(), own.encoding, "backslashreplace", write_through=True)
+        raw = _StandardError(_STDERR, "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(raw, own.encoding, "backslashreplace", write_through=True)

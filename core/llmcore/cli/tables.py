@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -14,6 +13,9 @@ from llmcore.registry.loader import collect
 from llmcore.registry.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Row = dict[str, Any]
+"""One row of a listing, as `--json` prints it."""
 
 
 def listing(function: F) -> F:
@@ -28,15 +30,10 @@ def registry_for(plugins: Sequence[str]) -> Registry:
     return collect(named_plugins(plugins))
 
 
-def show_json(rows: Iterable[Any]) -> None:
-    """Print rows, which are dataclasses, as a JSON list."""
-    click.echo(json.dumps([asdict(row) for row in rows], indent=2))
-
-
-def show_rows(rows: Iterable[Any], as_json: bool, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+def show_rows(rows: Sequence[Row], as_json: bool, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     """Print rows as JSON, or their `lines` as a table."""
     if as_json:
-        show_json(rows)
+        click.echo(json.dumps(rows, indent=2))
     else:
         show_table(header, lines)
 

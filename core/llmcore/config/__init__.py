@@ -3,9 +3,8 @@
 Nothing outside this package reads the environment.
 """
 
-from llmcore.config.check import check_config, parse_pin, resolve_model, with_model_resolved, without_effect
+from llmcore.config.check import Origins, check_config, parse_pin, resolve_model, with_model_resolved, without_effect
 from llmcore.config.load import (
-    Origins,
     child_environment,
     debug_requested,
     environment,
@@ -13,11 +12,9 @@ from llmcore.config.load import (
     make_config,
     resolve_config,
     shown_settings,
-    shown_value,
     value_of,
-    with_plugins,
 )
-from llmcore.config.setting import RETIRED, Setting, options_of, plugin_settings, settings, without_login
+from llmcore.config.setting import RETIRED, Setting, options_of, settings, without_login
 from llmcore.config.tree import (
     Config,
     Kernels,
@@ -49,16 +46,13 @@ __all__ = [
     "option",
     "options_of",
     "parse_pin",
-    "plugin_settings",
     "read_yaml",
     "resolve_config",
     "resolve_model",
     "settings",
     "shown_settings",
-    "shown_value",
     "value_of",
     "with_model_resolved",
-    "with_plugins",
     "without_effect",
     "without_login",
 ]

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from llmcore.api.errors import ConfigError
-from llmcore.config.tree import Config, Memory, Scheduling
+from llmcore.config.tree import Config
 
 Origins = Mapping[str, str]
+"""Setting name -> the origin of its value: "default", `--port`, `LLMCORE_PORT` or `port in server.yaml`."""
 
 
 def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> list[str]:
@@ -40,6 +41,11 @@ def resolve_model(name: str | None) -> Path:
     if name is None:
         raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
     path = Path(name).expanduser()
+    if not path.exists():
+        hint = "Check the path."
+        if not path.is_absolute() and len(path.parts) == 2:
+            hint = f"llmcore downloads nothing; to fetch it: hf download {path} --local-dir {path.name}"
+        raise ConfigError(f"--model_dir {path} does not exist. {hint}")
     if path.is_dir():
         try:
             empty = not any(path.iterdir())
@@ -47,16 +53,10 @@ def resolve_model(name: str | None) -> Path:
             raise ConfigError(f"--model_dir {path}: {error.strerror}; check its permissions.") from error
         if empty:
             raise ConfigError(f"--model_dir {path} is empty; it should hold config.json, a tokenizer and the weights.")
-        # Not resolve(): "." gets the directory's name, and a link keeps its own.
-        return Path(os.path.abspath(path))
-    if path.is_file():
-        if path.suffix == ".gguf":
-            return Path(os.path.abspath(path))
+    elif path.suffix != ".gguf":
         raise ConfigError(f"--model_dir {path} is a file; give the directory that holds it, or a .gguf file.")
-    hint = "Check the path."
-    if not path.is_absolute() and len(path.parts) == 2:
-        hint = f"llmcore downloads nothing; to fetch it: hf download {path} --local-dir {path.name}"
-    raise ConfigError(f"--model_dir {path} does not exist. {hint}")
+    # Not resolve(): "." gets the directory's name, and a link keeps its own.
+    return Path(os.path.abspath(path))
 
 
 def parse_pin(text: str) -> tuple[str, str]:
@@ -75,26 +75,13 @@ def _given(origins: Origins, name: str) -> bool:
 
 
 def _contradictions(config: Config, origins: Origins) -> Iterator[str]:
+    memory, scheduling = config.memory, config.scheduling
     if config.model.load_way == "DS":
         yield (
             "--load_way DS: DeepSpeed checkpoints are not read. Convert it once with the zero_to_fp32.py that stands "
             "in the checkpoint: python zero_to_fp32.py CHECKPOINT OUT --safe_serialization, copy config.json and the "
             "tokenizer files to OUT, then serve OUT with --load_way HF."
         )
-    yield from _lengths(config.memory)
-    yield from _steps(config.scheduling, origins)
-    for pin in config.kernels.kernel:
-        parse_pin(pin)
-    share = config.memory.cache_max_entry_count
-    if share == 0:
-        yield (
-            "--cache_max_entry_count is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.8."
-        )
-    if share is not None and _given(origins, "mem_fraction"):
-        yield "--cache_max_entry_count and --mem_fraction both say how much memory KV gets; leave one out."
-
-
-def _lengths(memory: Memory) -> Iterator[str]:
     if memory.mem_fraction == 0:
         yield "--mem_fraction is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.9."
     longest, prompt, slots = memory.max_req_total_len, memory.max_req_input_len, memory.max_total_token_num
@@ -108,9 +95,6 @@ def _lengths(memory: Memory) -> Iterator[str]:
             f"--max_total_token_num {slots} cannot hold one request of --max_req_total_len {longest} tokens; "
             "raise the first or lower the second."
         )
-
-
-def _steps(scheduling: Scheduling, origins: Origins) -> Iterator[str]:
     chunk, batch, manager = scheduling.chunked_prefill_size, scheduling.batch_max_tokens, scheduling.kv_manager
     if chunk is not None and scheduling.disable_chunked_prefill:
         yield "--chunked_prefill_size and --disable_chunked_prefill contradict each other; leave one out."
@@ -127,6 +111,15 @@ def _steps(scheduling: Scheduling, origins: Origins) -> Iterator[str]:
             f"--router_token_ratio {scheduling.router_token_ratio} stands for --length_estimator {implied}, but "
             f"{name} is given; leave one out."
         )
+    for pin in config.kernels.kernel:
+        parse_pin(pin)
+    share = memory.cache_max_entry_count
+    if share == 0:
+        yield (
+            "--cache_max_entry_count is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.8."
+        )
+    if share is not None and _given(origins, "mem_fraction"):
+        yield "--cache_max_entry_count and --mem_fraction both say how much memory KV gets; leave one out."
 
 
 # --- without effect --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ A plugin may bring an option with such a name; then the name means the plugin's 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -559,12 +559,12 @@ SHORT: Mapping[str, str] = {
 """vLLM's short spellings."""
 
 
-def foreign(name: str, known: Collection[str]) -> str | None:
+def foreign(name: str) -> str | None:
     """The end of an error about an option, after the place where it was given; None for a name not in the table.
 
-    `name` is canonical. `known`: the names of settings, which are not an error.
+    `name` is canonical, and not the name of a setting.
     """
-    if name in known or name not in FOREIGN:
+    if name not in FOREIGN:
         return None
     whose, instead = FOREIGN[name]
     return f"is an option of {whose}; {instead}."

@@ -6,21 +6,20 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from llmcore.api.errors import ConfigError, did_you_mean
-from llmcore.api.specs import OptionSpec, PluginInfo
-from llmcore.config.check import check_config
-from llmcore.config.foreign import ELSEWHERE, FOREIGN, absent_settings, foreign
+from llmcore.api.specs import OptionSpec
+from llmcore.config.check import Origins, check_config
+from llmcore.config.foreign import FOREIGN, absent_settings, foreign
 from llmcore.config.setting import (
+    FALSE,
     GROUPS,
     HIDDEN,
     RETIRED,
     Setting,
     canonical,
     names,
-    plugin_settings,
     settings,
 )
 from llmcore.config.tree import Config
@@ -32,9 +31,6 @@ PREFIX = "LLMCORE_"
 _NOT_SETTINGS = {"config", "debug"}
 _NAME = re.compile(r"[A-Za-z_-]+")
 _ALL = "`llmcore serve --help-all` lists all."
-
-Origins = Mapping[str, str]
-"""Setting name -> the origin of its value: "default", `--port`, `LLMCORE_PORT` or `port in server.yaml`."""
 
 
 def environment(known: Iterable[Setting] = ()) -> dict[str, str]:
@@ -91,7 +87,7 @@ def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
 
 def debug_requested() -> bool:
     """True if `LLMCORE_DEBUG` asks for tracebacks."""
-    return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in ("", "0", "false", "no", "off")
+    return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in {"", *FALSE}
 
 
 def resolve_config(
@@ -108,8 +104,8 @@ def resolve_config(
     `extra`: the options that plugins bring. Raises ConfigError for a setting that is unknown, out of range or
     contradictory. Logs a warning for a setting without effect.
     """
-    present = (*settings(), *plugin_settings(extra))
-    known = (*present, *absent_settings(present))
+    present = settings(extra)
+    known = names((*present, *absent_settings(present)))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     sources: tuple[_Given, ...] = (
@@ -121,9 +117,9 @@ def resolve_config(
         for setting, raw, where in _collect(source, known):
             values[setting.name] = setting.parse(raw, where)
             origins[setting.name] = where
-    config = _build(values, known)
-    complete = {setting.name: origins.get(setting.name, "default") for setting in known if setting.group != ELSEWHERE}
-    sections = dict.fromkeys(s.section for s in known if s.section is not None and s.group not in GROUPS)
+    config = _build(values, present)
+    complete = {setting.name: origins.get(setting.name, "default") for setting in present}
+    sections = dict.fromkeys(s.section for s in present if s.section is not None and s.group not in GROUPS)
     for warning in check_config(config, complete, sections):
         log.warning("%s", warning)
     return config, complete
@@ -137,68 +133,60 @@ def make_config(extra: Iterable[OptionSpec] = (), /, **values: Any) -> Config:
     return resolve_config(values, {}, {}, extra=extra)[0]
 
 
-def with_plugins(config: Config, discovered: Sequence[PluginInfo]) -> Config:
-    """`config` with the plugins that were found. Every process gets this config."""
-    return replace(config, discovered=tuple(discovered))
-
-
 _Given = Iterable[tuple[str, Any, str]]
-_Source = list[tuple[Setting, Any, str]]
+_Known = Mapping[str, Setting]
 
 
-def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
+def _collect(given: _Given, known: _Known) -> Iterable[tuple[Setting, Any, str]]:
     """(setting, raw, where) of each (name, raw, where). Raises ConfigError for unknown names and repeated settings."""
     found: dict[str, tuple[Setting, Any, str]] = {}
-    by_name = names(known)
     for name, raw, where in given:
         if canonical(name) in RETIRED:
             log.warning("%s has no effect: %s.", where, RETIRED[canonical(name)])
             continue
-        if told := foreign(canonical(name), by_name):
-            raise ConfigError(f"{where} {told}")
-        setting = by_name.get(canonical(name))
+        setting = known.get(canonical(name))
         if setting is None:
-            hint = did_you_mean(canonical(name), by_name)
+            if told := foreign(canonical(name)):
+                raise ConfigError(f"{where} {told}")
+            hint = did_you_mean(canonical(name), known)
             raise ConfigError(f"{where}: there is no setting {name!r}.{hint} {_ALL}")
         if setting.name in found:
             raise ConfigError(f"{found[setting.name][2]} and {where} are the same setting; give one of them.")
         found[setting.name] = (setting, raw, where)
-    return list(found.values())
+    return found.values()
 
 
-def _understood(known: Sequence[Setting]) -> set[str]:
-    """The names that `_collect` knows: settings, retired flags and options of other servers."""
-    return {*names(known), *RETIRED, *FOREIGN}
+def _understood(name: str, known: _Known) -> bool:
+    """True for the names that `_collect` knows: settings, retired flags and options of other servers."""
+    return name in known or name in RETIRED or name in FOREIGN
 
 
-def _from_file(given: Mapping[str, Any], file: str, known: Sequence[Setting]) -> Iterator[tuple[str, Any, str]]:
+def _from_file(given: Mapping[str, Any], file: str, known: _Known) -> Iterator[tuple[str, Any, str]]:
     """The settings of the file. Raises ConfigError for an unknown name.
 
     An unknown name may be a value in the wrong place, even an API key. So the error shows it only if it looks like the
     name of a setting; otherwise it shows the line number.
     """
-    understood = _understood(known)
     for name, raw in given.items():
-        if canonical(name) in understood:
+        if _understood(canonical(name), known):
             yield name, raw, f"{name} in {file}"
             continue
-        guess = did_you_mean(canonical(name), names(known))
+        guess = did_you_mean(canonical(name), known)
         if guess and _NAME.fullmatch(name):
             raise ConfigError(f"{name} in {file}: there is no setting {name!r}.{guess} {_ALL}")
         line = f"line {given.lines[name]} of {file}" if isinstance(given, YamlSettings) else file
         raise ConfigError(f"{line}: the word before the colon is not the name of a setting.{guess} {_ALL}")
 
 
-def _from_environment(env: Mapping[str, str], known: Sequence[Setting]) -> Iterator[tuple[str, Any, str]]:
-    understood = _understood(known)
-    named = {variable: setting.name for setting in known for variable in setting.variables}
+def _from_environment(env: Mapping[str, str], known: _Known) -> Iterator[tuple[str, Any, str]]:
+    named = {variable: setting.name for setting in known.values() for variable in setting.variables}
     for variable, raw in env.items():
         name = named.get(variable) or canonical(variable.removeprefix(PREFIX))
         if name in _NOT_SETTINGS:
             continue
-        if name not in understood:
+        if not _understood(name, known):
             # Not an error: Kubernetes writes variables like LLMCORE_SERVICE_HOST for a service of that name.
-            log.warning("%s is not a setting and has no effect.%s", variable, did_you_mean(name, names(known)))
+            log.warning("%s is not a setting and has no effect.%s", variable, did_you_mean(name, known))
         elif name == "port" and raw.startswith("tcp://"):
             raise ConfigError(
                 f"{variable}={raw} was written by Kubernetes for a service called llmcore; "
@@ -208,12 +196,12 @@ def _from_environment(env: Mapping[str, str], known: Sequence[Setting]) -> Itera
             yield name, raw, variable
 
 
-def _build(values: Mapping[str, Any], known: Sequence[Setting]) -> Config:
+def _build(values: Mapping[str, Any], present: Sequence[Setting]) -> Config:
     sections = {
-        group: section(**{s.name: values[s.name] for s in known if s.group == group and s.name in values})
+        group: section(**{s.name: values[s.name] for s in present if s.group == group and s.name in values})
         for group, section in GROUPS.items()
     }
-    brought = {s.name: values.get(s.name, s.default) for s in known if s.group not in (*GROUPS, ELSEWHERE)}
+    brought = {s.name: values.get(s.name, s.default) for s in present if s.group not in GROUPS}
     return Config(**sections, plugin_options=brought)
 
 
@@ -223,15 +211,10 @@ def value_of(config: Config, setting: Setting) -> Any:
     return config.plugin_options[setting.name] if section is None else getattr(section, setting.name)
 
 
-def shown_value(config: Config, setting: Setting) -> Any:
-    """A setting's value in a config, without secrets."""
-    return setting.shown(value_of(config, setting))
-
-
-def shown_settings(config: Config, brought: Iterable[Setting]) -> dict[str, Any]:
-    """The settings of core, and those `brought` by plugins, by name.
+def shown_settings(config: Config, known: Iterable[Setting]) -> dict[str, Any]:
+    """The `known` settings by name.
 
     Other settings of plugins appear without their values, because a config does not say which of them are secret.
     """
-    known = (*settings(), *(setting for setting in brought if setting.name in config.plugin_options))
-    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in known}
+    held = (s for s in known if s.group in GROUPS or s.name in config.plugin_options)
+    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: s.shown(value_of(config, s)) for s in held}

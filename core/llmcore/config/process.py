@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from llmcore.api.errors import ConfigError, message_of
@@ -16,10 +16,7 @@ from llmcore.api.errors import ConfigError, message_of
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of this process.
-
-    `least`: a server cannot start below it. `own`: a server raises the limit itself, as far as the system allows.
-    """
+    """A limit of this process. `least`: a server cannot start below it."""
 
     number: int
     name: str
@@ -27,7 +24,6 @@ class Limit:
     least: int
     unit: int
     raised_by: str
-    own: bool = False
 
     @property
     def value(self) -> int | None:
@@ -40,6 +36,13 @@ class Limit:
         if self.unit == 1:
             return f"{value:,}"
         return f"{value / self.unit:,.0f} MiB" if value >= self.unit else f"{value:,} bytes"
+
+    def sentence(self, need: str = "") -> str | None:
+        """The limit, `need` and the fix; None if it is unlimited."""
+        value = self.value
+        if value is None:
+            return None
+        return f"the {self.what} is limited to {self.shown(value)} ({self.name}){need}; raise it with {self.raised_by}"
 
 
 MEMORY = Limit(
@@ -65,10 +68,8 @@ OPEN_FILES = Limit(
     64,
     1,
     "`ulimit -n 65536`, or LimitNOFILE=65536 in a systemd unit",
-    own=True,
 )
 
-_NO_ROOM = "there is no room left on the disk; make room, or set TMPDIR to a directory where there is"
 _NO_TEMPORARY = "no temporary directory can be written to; make room in /tmp, or set TMPDIR to a directory that has it"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """An errno in the messages of libraries that are written in Rust."""
@@ -96,11 +97,10 @@ def check_limits() -> None:
 
     Call it before large imports: under such a limit an import may end the process without a message.
     """
+    soft, hard = resource.getrlimit(OPEN_FILES.number)
+    if 0 <= soft < OPEN_FILES.least and (hard >= OPEN_FILES.least or hard == resource.RLIM_INFINITY):
+        resource.setrlimit(OPEN_FILES.number, (OPEN_FILES.least, hard))  # as far as the system allows
     for limit in (MEMORY, FILE_SIZE, OPEN_FILES):
-        if limit.own:
-            soft, hard = resource.getrlimit(limit.number)
-            if soft < limit.least and (hard >= limit.least or hard == resource.RLIM_INFINITY):
-                resource.setrlimit(limit.number, (limit.least, hard))
         _check(limit, "a server")
 
 
@@ -113,10 +113,7 @@ def check_address_space() -> None:
 def _check(limit: Limit, user: str) -> None:
     value = limit.value
     if value is not None and value < limit.least:
-        raise ConfigError(
-            f"the {limit.what} is limited to {limit.shown(value)} ({limit.name}), and {user} needs "
-            f"{limit.shown(limit.least)} at least; raise it with {limit.raised_by}"
-        )
+        raise ConfigError(limit.sentence(f", and {user} needs {limit.shown(limit.least)} at least"))
 
 
 def shortage_of(error: BaseException) -> str | None:
@@ -125,19 +122,15 @@ def shortage_of(error: BaseException) -> str | None:
         text = message_of(one)
         if isinstance(one, FileNotFoundError) and "usable temporary directory" in text:
             return _NO_TEMPORARY
-        if isinstance(one, MemoryError) or _NO_MEMORY.search(text):
-            return no_memory()
         number = getattr(one, "errno", None)
         if (found := _OS_ERROR.search(text)) is not None:
             number = int(found[1])
-        if (said := _BY_ERRNO.get(number)) is not None:
-            return said()
+        if isinstance(one, MemoryError) or _NO_MEMORY.search(text):
+            number = errno.ENOMEM
+        if number in _SHORTAGES:
+            limit, sentence = _SHORTAGES[number]
+            return (limit.sentence() if limit else None) or sentence
     return None
-
-
-def no_memory() -> str:
-    """The sentence for memory that ran out."""
-    return _exceeded(MEMORY, "this machine, or the container, has no memory left; free some, or give it more")
 
 
 def memory_note() -> str:
@@ -150,13 +143,6 @@ def memory_note() -> str:
     )
 
 
-def _exceeded(limit: Limit, otherwise: str) -> str:
-    value = limit.value
-    if value is None:
-        return otherwise
-    return f"the {limit.what} is limited to {limit.shown(value)} ({limit.name}); raise it with {limit.raised_by}"
-
-
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     one: BaseException | None = error
@@ -166,11 +152,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or one.__context__
 
 
-_BY_ERRNO: dict[int | None, Callable[[], str]] = {
-    errno.EFBIG: lambda: _exceeded(FILE_SIZE, os.strerror(errno.EFBIG)),
-    errno.EMFILE: lambda: _exceeded(OPEN_FILES, os.strerror(errno.EMFILE)),
-    errno.ENFILE: lambda: "this machine has no open files left; stop what holds many, or raise fs.file-max",
-    errno.ENOMEM: no_memory,
-    errno.ENOSPC: lambda: _NO_ROOM,
-    errno.EDQUOT: lambda: "this user's quota of the disk is used up; make room, or set TMPDIR to another disk",
+_SHORTAGES: Mapping[int | None, tuple[Limit | None, str]] = {
+    errno.EFBIG: (FILE_SIZE, os.strerror(errno.EFBIG)),
+    errno.EMFILE: (OPEN_FILES, os.strerror(errno.EMFILE)),
+    errno.ENFILE: (None, "this machine has no open files left; stop what holds many, or raise fs.file-max"),
+    errno.ENOMEM: (MEMORY, "this machine, or the container, has no memory left; free some, or give it more"),
+    errno.ENOSPC: (None, "there is no room left on the disk; make room, or set TMPDIR to a directory where there is"),
+    errno.EDQUOT: (None, "this user's quota of the disk is used up; make room, or set TMPDIR to another disk"),
 }
+"""errno -> the limit of this process that was exceeded, if it is set, and the sentence if it is not."""

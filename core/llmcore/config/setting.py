@@ -7,7 +7,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -78,8 +78,7 @@ class Setting(OptionSpec):
             meant = next((choice for choice in self.choices if choice.lower() == str(value).lower()), None)
             if meant is not None:
                 return meant  # as --log_level debug
-            hint = did_you_mean(str(value), self.choices)
-            hint = "" if self.secret else hint
+            hint = "" if self.secret else did_you_mean(str(value), self.choices)
             raise ConfigError(f"{where}: {self.quoted(value)} is not one of {', '.join(self.choices)}.{hint}")
         if not ((self.low is None or value >= self.low) and (self.high is None or value <= self.high)):
             raise ConfigError(f"{where}: {self.quoted(value)} is out of range; give {self._wanted()}.")
@@ -173,13 +172,32 @@ def _whole(number: float) -> int:
 
 
 @cache
-def settings() -> tuple[Setting, ...]:
-    """Every setting of core, in the order of the tree."""
-    return tuple(_placed(spec, group) for group, section in GROUPS.items() for spec in options_of(section))
+def _core() -> tuple[Setting, ...]:
+    return tuple(
+        Setting(group=group, **vars(spec)) for group, section in GROUPS.items() for spec in options_of(section)
+    )
 
 
-def _placed(spec: OptionSpec, group: str) -> Setting:
-    return Setting(group=group, **{leaf.name: getattr(spec, leaf.name) for leaf in fields(OptionSpec)})
+def settings(brought: Iterable[OptionSpec] = ()) -> tuple[Setting, ...]:
+    """Every setting of core, in the order of the tree, then the options that plugins bring.
+
+    Raises ConfigError for an option with a wrong type, or with a name that core or another plugin has.
+    """
+    found = [*_core()]
+    taken = set(names(found))
+    for spec in brought:
+        name = canonical(spec.name)
+        if spec.type not in _KINDS:
+            raise ConfigError(f"Option {name} of a plugin has type {spec.type.__name__}; use int, float, bool or str.")
+        for one in (name, *spec.aliases):
+            if one in taken:
+                raise ConfigError(f"Option {one} exists already; the plugin that brings it must rename it.")
+            taken.add(one)
+        default = tuple(spec.default or ()) if spec.multiple else spec.default
+        # the full name of a section has a dot in it, so it is never the name of a section of the tree
+        group = LOOSE if spec.section is None else f"{spec.section.__module__}.{spec.section.__qualname__}"
+        found.append(Setting(group=group, **{**vars(spec), "name": name, "default": default}))
+    return tuple(found)
 
 
 def options_of(section: type[Any], *, serving: bool = False) -> Iterator[OptionSpec]:
@@ -204,25 +222,6 @@ def options_of(section: type[Any], *, serving: bool = False) -> Iterator[OptionS
             serving=serving,
             **leaf.metadata,
         )
-
-
-def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
-    """The options that plugins bring, as settings. Raises ConfigError for a name that core or another plugin has."""
-    taken = set(names(settings()))
-    found: list[Setting] = []
-    for spec in specs:
-        name = canonical(spec.name)
-        if spec.type not in _KINDS:
-            raise ConfigError(f"Option {name} of a plugin has type {spec.type.__name__}; use int, float, bool or str.")
-        for one in (name, *spec.aliases):
-            if one in taken:
-                raise ConfigError(f"Option {one} exists already; the plugin that brings it must rename it.")
-            taken.add(one)
-        default = tuple(spec.default or ()) if spec.multiple else spec.default
-        # the full name of a section has a dot in it, so it is never the name of a section of the tree
-        group = LOOSE if spec.section is None else f"{spec.section.__module__}.{spec.section.__qualname__}"
-        found.append(_placed(replace(spec, name=name, default=default), group))
-    return tuple(found)
 
 
 def names(among: Iterable[Setting]) -> dict[str, Setting]:

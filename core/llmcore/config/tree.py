@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from llmcore.api.models import DATA_TYPES
 from llmcore.api.specs import PluginInfo
@@ -234,5 +234,4 @@ class Config:
         if kind not in sections:
             given = {f.name: self.plugin_options[f.name] for f in fields(kind) if f.name in self.plugin_options}
             sections[kind] = kind(**given)
-        found: S = sections[kind]
-        return found
+        return cast(S, sections[kind])

@@ -22,7 +22,7 @@ from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, Load, Prompt, Sa
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.api.specs import OptionSpec, OutputParserSpec, TokenizerSpec
-from llmcore.config import Config, plugin_settings, settings, with_model_resolved
+from llmcore.config import Config, settings, with_model_resolved
 from llmcore.config.setting import canonical, names
 from llmcore.engine.build import build_engine
 from llmcore.engine.in_process import InProcessBridge
@@ -119,8 +119,9 @@ class Collector:
             return
         if event.prompt_logprobs:
             self._of_prompt = {name: getattr(event, name) for name in _OF_PROMPT}
-        choice, texts = self.reducer.feed(0, event)
-        answer, piece, new = self._answers[choice.index], "".join(texts), len(choice.text.starts)
+        number, texts = self.reducer.feed(0, event)
+        choice, answer = self.reducer.choices[number], self._answers[number]
+        piece, new = "".join(texts), len(choice.starts)
         answer.text += piece
         if self._on_text is not None and piece:
             self._on_text(piece)
@@ -129,8 +130,8 @@ class Collector:
             answer.logprobs.extend(event.logprobs[:new])
             answer.top_logprobs.extend(event.top[:new])
         answer.scores, answer.pooled = event.scores, event.pooled
-        if choice.text.finish is not Finish.RUNNING:
-            answer.finish_reason = FINISH_REASONS[choice.text.finish]
+        if choice.finish is not Finish.RUNNING:
+            answer.finish_reason = FINISH_REASONS[choice.finish]
         if not self.reducer.running:
             self._ended(self)
 
@@ -420,8 +421,8 @@ class LLM:
 
 def _refuse_server_settings(given: Iterable[str], registry: Registry) -> None:
     """Raise ConfigError for a setting of the server: it would have no effect here."""
-    brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec))
-    server = names(s for s in (*settings(), *brought) if s.serving)
+    known = settings(spec for spec, _ in registry.specs(OptionSpec))
+    server = names(setting for setting in known if setting.serving)
     if idle := [name for name in given if canonical(name) in server]:
         raise ConfigError(f"{idle[0]} is a setting of the server and has no effect on LLM; leave it out")
 

@@ -19,7 +19,7 @@ from llmcore.config import Config
 from llmcore.engine.blueprint import blueprint
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.step import Step
-from llmcore.registry.inspect import best_device
+from llmcore.registry.devices import best_device
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, filled_shapes, load_weights, stored_shapes

@@ -11,9 +11,10 @@ import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, requires
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,7 @@ from llmcore.api.specs import (
     PluginInfo,
     SchedulerSpec,
 )
-from llmcore.config import Config, make_config, with_plugins
+from llmcore.config import Config, make_config
 from llmcore.registry.registry import KIND_NAMES, Failure, Registry, fix_for
 
 log = logging.getLogger("llmcore.registry.loader")
@@ -88,32 +89,27 @@ def select(named: Sequence[str] | None) -> Selection:
     chosen: dict[str, PluginInfo] = {}
     wanted: set[str] = set()
     for item in named or ():
-        if item.endswith(".py"):
-            _choose(chosen, _from_file(item))
-            wanted.add(Path(item).stem)
-        elif item.startswith("-"):
+        if item.startswith("-"):
             unwanted = _called(item[1:], candidates)
             candidates = [info for info in candidates if info not in unwanted]
-        else:
-            meant = _called(item, candidates)
-            if ":" in item:
-                for info in meant:
-                    _choose(chosen, info)
-            wanted.add(meant[0].name)
-    by_name: dict[str, list[PluginInfo]] = {}
-    for info in candidates:
-        by_name.setdefault(info.name, []).append(info)
+            continue
+        is_file = item.endswith(".py")
+        meant = [_from_file(item)] if is_file else _called(item, candidates)
+        if is_file or ":" in item:
+            for info in meant:
+                _choose(chosen, info)
+        wanted.add(meant[0].name)
+    by_name = {info.name: [other for other in candidates if other.name == info.name] for info in candidates}
     by_name |= {name: [info] for name, info in chosen.items()}
     always = {info.name for info in candidates if _stays(info)}
     selected = {*wanted, *always} & set(by_name) if wanted else set(by_name)
     taking_part, clashes = [], []
     for name in sorted(selected):
-        inside = [info for info in by_name[name] if _stays(info)]
-        free = inside or by_name[name]
-        if len(free) == 1:
-            taking_part += free
-        out = [info for info in by_name[name] if len(free) > 1 or info not in free]
-        clashes += [_clash(info, by_name[name], fatal=name in wanted) for info in out]
+        alike = by_name[name]
+        first = [info for info in alike if _stays(info)] or alike
+        taken = first if len(first) == 1 else []
+        taking_part += taken
+        clashes += [_clash(info, alike, fatal=name in wanted) for info in alike if info not in taken]
     return Selection(tuple(taking_part), tuple(clashes))
 
 
@@ -141,16 +137,15 @@ def _called(item: str, candidates: Sequence[PluginInfo]) -> list[PluginInfo]:
 
 def _clash(info: PluginInfo, alike: Sequence[PluginInfo], *, fatal: bool) -> Failure:
     """The reason why `info` does not take part. `alike`: all plugins with its name."""
-    others = " and ".join(_origin(other) for other in alike if other != info)
     built_in = any(_stays(other) for other in alike)
+    others = "the built-in plugin" if built_in else " and ".join(_origin(other) for other in alike if other != info)
     take = "to replace it" if built_in else "to choose this one"
     fix = f"{take}, give --plugins {info.dist}:{info.name}; to go without it, --plugins=-{info.dist}:{info.name}"
-    whose = "the built-in plugin has this name too" if built_in else f"{others} has this name too"
-    return Failure(info, "discovery", whose, fix, fatal)
+    return Failure(info, "discovery", f"{others} has this name too", fix, fatal)
 
 
 def _stays(info: PluginInfo) -> bool:
-    """Whether a plugin takes part whatever `--plugins` selects, unless it is left out or replaced by name."""
+    """True if a plugin takes part whatever `--plugins` selects, unless it is left out or replaced by name."""
     return info.dist == CORE_DIST or _canonical(info.dist) in extras()
 
 
@@ -177,9 +172,11 @@ def build_registry(config: Config) -> Registry:
     logs other failures, so its children do not log them again.
     """
     registry = collect(config)
-    registry.check()
+    if fatal := [str(failure) for failure in registry.failures if failure.fatal]:
+        raise PluginError("\n".join(fatal))
     if not config.discovered:
-        registry.warn()
+        for entry in (*registry.failures, *registry.declined):
+            log.warning("%s", entry)
     return registry
 
 
@@ -206,7 +203,7 @@ def configure(plugins: Sequence[str] | None = None, **values: Any) -> tuple[Conf
     chosen = {} if plugins is None else {"plugins": list(plugins)}
     registry = build_registry(make_config(**chosen))
     brought = [spec for spec, _ in registry.specs(OptionSpec)]
-    return with_plugins(make_config(brought, **chosen, **values), registry.offered), registry
+    return replace(make_config(brought, **chosen, **values), discovered=registry.offered), registry
 
 
 def _name_of(item: str) -> str:
@@ -243,14 +240,13 @@ def load(target: ImportString) -> Any:
     if not module_name or not attribute:
         raise PluginError(f"{target!r} is no import string: it needs the form package.module:attribute")
     try:
-        value: Any = importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     except ImportError as error:
         raise PluginError(f"cannot import {target!r}: {error}") from error
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            raise PluginError(f"cannot load {target!r}: {value!r} has no attribute {part!r}")
-        value = getattr(value, part)
-    return value
+    try:
+        return attrgetter(attribute)(module)
+    except AttributeError as error:
+        raise PluginError(f"cannot load {target!r}: {error}") from error
 
 
 def made(registry: Registry, kind: type[Made], name: str, *arguments: Any) -> Any:

@@ -33,30 +33,28 @@ def apply_modes(
     malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.blueprint.Blueprint` also
     checks whether a mode fits a model.
     """
-    pinned: dict[tuple[str, str], tuple[str, str]] = {}
+    pinned: dict[tuple[str, ...], tuple[str, str]] = {}
 
-    def pin(kind: str, what: str, value: str, source: str) -> None:
-        other, owner = pinned.setdefault((kind, what), (value, source))
+    def pin(what: tuple[str, ...], value: str, source: str) -> None:
+        other, owner = pinned.setdefault(what, (value, source))
         if other != value:
-            label = f"{kind} {what}".strip()
-            raise ConfigError(f"{owner} pins {label} to {other!r}, {source} to {value!r}; give one of them")
+            raise ConfigError(f"{owner} pins {' '.join(what)} to {other!r}, {source} to {value!r}; give one of them")
 
     for op, kernel in map(parse_pin, kernels):
         registry.find(OpSpec, op)
-        pin("kernel", op, kernel, f"--kernel {op}={kernel}")
+        pin(("kernel", op), kernel, f"--kernel {op}={kernel}")
     for name in names:
         mode = check_mode(name, registry, device.type, lambda mode: mode_misfit(mode, registry, device))
-        for op, kernel in mode.kernels.items():
-            pin("kernel", op, kernel, f"--mode {name}")
-        if mode.layout is not None:
-            pin("layout", "", mode.layout, f"--mode {name}")
-        if mode.quant is not None:
-            pin("quant", "", mode.quant, f"--mode {name}")
-    chosen = {key: value for key, (value, _) in pinned.items()}
+        bundle: dict[tuple[str, ...], str | None] = {("layout",): mode.layout, ("quant",): mode.quant}
+        bundle |= {("kernel", op): kernel for op, kernel in mode.kernels.items()}
+        for what, value in bundle.items():
+            if value is not None:
+                pin(what, value, f"--mode {name}")
+    chosen = {what: value for what, (value, _) in pinned.items()}
     return Pins(
-        kernels={what: value for (kind, what), value in chosen.items() if kind == "kernel"},
-        layout=chosen.get(("layout", "")),
-        quant=chosen.get(("quant", "")),
+        kernels={what[1]: value for what, value in chosen.items() if what[0] == "kernel"},
+        layout=chosen.get(("layout",)),
+        quant=chosen.get(("quant",)),
     )
 
 

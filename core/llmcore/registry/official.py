@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from llmcore.api.specs import DeviceInfo, TemplateMarks
 from llmcore.registry.loader import CORE_DIST, available, extras
@@ -23,10 +23,8 @@ def official_plugins() -> Mapping[str, Mapping[str, Any]]:
     These are `devices` (the types that its kernels are for), `parsers` (kind -> marks of chat templates), and the
     names of `processors`, `options` and `commands`.
     """
-    found: Mapping[str, Mapping[str, Any]] = json.loads(
-        files("llmcore.registry").joinpath("official_plugins.json").read_text(encoding="utf-8")
-    )
-    return found
+    text = files("llmcore.registry").joinpath("official_plugins.json").read_text(encoding="utf-8")
+    return cast("Mapping[str, Mapping[str, Any]]", json.loads(text))
 
 
 def kernels_that_help(device: DeviceInfo) -> list[str]:
@@ -47,8 +45,7 @@ def parsers_that_help(kind: str, templates: Sequence[str]) -> list[str]:
     return [
         f"{dist} is not installed, which {what[kind]}: pip install {dist}"
         for dist, has in _absent()
-        if kind in has["parsers"]
-        and any(_meant(kind, map(_marks, has["parsers"][kind]), template) for template in templates)
+        if kind in has["parsers"] and any(_meant(kind, has["parsers"][kind], template) for template in templates)
     ]
 
 
@@ -63,13 +60,13 @@ def processors_that_help(present: Iterable[str]) -> list[str]:
 
 
 def missing_option(name: str) -> str | None:
-    """What to install for the option `name`, where the distribution that brings it is not installed."""
+    """The end of an error about the option `name`, if the distribution that brings it is not installed."""
     dist = next((dist for dist, has in _absent() if name in has["options"]), None)
     return dist and f"is an option of {dist}, which is not installed; {_to_install(dist)}"
 
 
 def missing_command(name: str) -> str | None:
-    """What to install for the command `name`, where the distribution that brings it is not installed."""
+    """An error about the command `name`, if the distribution that brings it is not installed."""
     dist = next((dist for dist, has in _absent() if name in has["commands"]), None)
     return dist and f"`llmcore {name}` comes with {dist}, which is not installed; {_to_install(dist)}"
 
@@ -86,11 +83,8 @@ def _absent() -> Iterator[tuple[str, Mapping[str, Any]]]:
     return ((dist, has) for dist, has in official_plugins().items() if dist not in installed)
 
 
-def _marks(raw: Sequence[Sequence[str]]) -> TemplateMarks:
-    return TemplateMarks(texts=tuple(raw[0]), without=tuple(raw[1]))
-
-
-def _meant(kind: str, marks: Iterable[TemplateMarks], template: str) -> bool:
+def _meant(kind: str, marks: Iterable[tuple[Sequence[str], Sequence[str]]], template: str) -> bool:
+    """True if a parser is for the template. `marks`: the fields of each TemplateMarks of the parser."""
     if kind == "tool" and _TOOLS.search(template):
         return True
-    return any(one.fit(template) for one in marks)
+    return any(TemplateMarks(texts=tuple(texts), without=tuple(gone)).fit(template) for texts, gone in marks)

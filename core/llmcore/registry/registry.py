@@ -34,7 +34,7 @@ from llmcore.api.errors import (
 from llmcore.api.models import LayerInfo
 from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.specs import API_VERSION, ModelSpec, PluginInfo, Spec
-from llmcore.config import Config, plugin_settings
+from llmcore.config import Config, settings
 from llmcore.config.process import shortage_of
 from llmcore.registry.well_formed import misfit
 
@@ -155,25 +155,12 @@ class Registry:
         for spec in taken:
             self.take(spec, info)
 
-    def fail(self, info: PluginInfo, stage: str, error: BaseException) -> Failure:
+    def fail(self, info: PluginInfo, stage: str, error: BaseException) -> None:
         """Record that a plugin failed, and remove it. The failure is fatal if the user named the plugin."""
         text = " ".join((message_of(error) if isinstance(error, LlmcoreError) else text_of(error)).split())
-        failure = Failure(info, stage, text[:MOST_ERROR], fix_for(info, error), info.name in self.order)
-        self.failures.append(failure)
+        self.failures.append(Failure(info, stage, text[:MOST_ERROR], fix_for(info, error), info.name in self.order))
         if self.manager.has_plugin(info.name):
             self.manager.unregister(name=info.name)
-        return failure
-
-    def check(self) -> None:
-        """Raise PluginError if a plugin that the user named failed, or two contributions clash."""
-        fatal = [str(failure) for failure in self.failures if failure.fatal]
-        if fatal:
-            raise PluginError("\n".join(fatal))
-
-    def warn(self) -> None:
-        """Log the plugins that do not take part, and the contributions that are not used."""
-        for entry in (*self.failures, *self.declined):
-            log.warning("%s", entry)
 
     def _check_names(self, info: PluginInfo) -> None:
         try:
@@ -200,7 +187,7 @@ class Registry:
                 self.declined.append(Declined(spec, info, reason))
                 continue
             if isinstance(spec, specs.OptionSpec):
-                plugin_settings([spec])
+                settings([spec])
             good.append(spec)
         return good
 
@@ -261,9 +248,7 @@ class Registry:
         if not architectures:
             return "the model's config names no architecture: config.json needs `architectures`"
         known = sorted({name for spec, _ in self.specs(ModelSpec) for name in spec.architectures})
-        text = f"unknown architecture {architectures[0]!r}"
-        for failure in self.failures:
-            text += f"; {failure}"
+        text = "; ".join([f"unknown architecture {architectures[0]!r}", *map(str, self.failures)])
         for architecture in architectures:
             if dist := known_plugins().get(architecture):
                 return f"{text}: pip install {dist}"
@@ -295,16 +280,14 @@ class Registry:
         Use it once per process. If a ConfigError ends the start, plugins whose `on_startup` has not run get no
         `on_shutdown` either.
         """
-        starting = self.implementers("on_startup")
-        unaware = {info.name for info in starting}
+        unaware = self.implementers("on_startup")
         try:
-            for info in starting:
-                unaware.discard(info.name)
-                self._call(info, "on_startup", {"config": config})
+            while unaware:
+                self._call(unaware.pop(0), "on_startup", {"config": config})
             yield
         finally:
             for info in self.implementers("on_shutdown"):
-                if info.name not in unaware:
+                if info not in unaware:
                     self._call(info, "on_shutdown", {})
 
     def _call(self, info: PluginInfo, hook: str, arguments: Mapping[str, Any]) -> None:
@@ -328,16 +311,15 @@ class Registry:
         Raises PluginError that names the plugin that failed.
         """
         for plugin in self.implementers("build_layer"):
+            what = f"plugin {plugin.name!r} failed in build_layer of {info.name!r}"
             try:
                 results = self.caller("build_layer", plugin.name)(layer=layer, info=info)
             except BaseException as error:
                 reraise_if_stopping(error)
-                text = f"{text_of(error)}; {fix_for(plugin, error)}"
-                raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}") from error
+                raise PluginError(f"{what}: {text_of(error)}; {fix_for(plugin, error)}") from error
             layer = results[-1] if results else layer
             if not hasattr(layer, "named_parameters"):
-                text = f"it returned a {type(layer).__name__}, needs a torch.nn.Module or None"
-                raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}")
+                raise PluginError(f"{what}: it returned a {type(layer).__name__}, needs a torch.nn.Module or None")
         return layer
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
 import types
 import typing
 from functools import cache
@@ -24,8 +23,7 @@ def misfit(spec: Spec) -> str | None:
 
 @cache
 def _hints(kind: type[Spec]) -> dict[str, Any]:
-    known = typing.get_type_hints(kind, localns={})  # the field OptionSpec.type would hide the class
-    return {field.name: known[field.name] for field in dataclasses.fields(kind)}
+    return typing.get_type_hints(kind, localns={})  # the field OptionSpec.type would hide the class
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -38,9 +36,9 @@ def _fits(value: object, hint: Any) -> bool:
         several = arguments[:1] * len(value) if isinstance(value, tuple) and ... in arguments else arguments
         return isinstance(value, tuple) and len(value) == len(several) and all(map(_fits, value, several))
     if origin is collections.abc.Mapping:
-        if not isinstance(value, collections.abc.Mapping):
-            return False
-        return all(_fits(key, arguments[0]) and _fits(one, arguments[1]) for key, one in value.items())
+        return isinstance(value, collections.abc.Mapping) and all(
+            _fits(key, arguments[0]) and _fits(one, arguments[1]) for key, one in value.items()
+        )
     if origin is collections.abc.Callable:
         return callable(value)
     return hint is Any or not isinstance(hint, type) or isinstance(value, hint)

@@ -19,27 +19,25 @@ class Companions:
     """The content of the files beside a tokenizer.
 
     `tokens`: text of special tokens by name. `eos_ids`: end ids of config.json and generation_config.json.
-    `templates`: Jinja text by name.
+    `templates`: Jinja text by name. `settings`: tokenizer_config.json.
     """
 
     tokens: Mapping[str, str] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
     templates: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_companions(directory: Path) -> Companions:
     """Read the companions in `directory`. Any file may be missing. Raises ConfigError for a broken file."""
-    settings = read_json(directory / "tokenizer_config.json")
-    special = read_json(directory / "special_tokens_map.json")
-    tokens: dict[str, str] = {}
-    for name in _TOKEN_NAMES:
-        text = _token_text(settings.get(name)) or _token_text(special.get(name))
-        if text is not None:
-            tokens[name] = text
-    return Companions(tokens, _eos_ids(directory), _templates(directory, settings))
+    settings = _read_json(directory / "tokenizer_config.json")
+    special = _read_json(directory / "special_tokens_map.json")
+    texts = {name: _token_text(settings.get(name)) or _token_text(special.get(name)) for name in _TOKEN_NAMES}
+    tokens = {name: text for name, text in texts.items() if text is not None}
+    return Companions(tokens, _eos_ids(directory), _templates(directory, settings), settings)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, or {} if the file does not exist. Raises ConfigError if it is broken."""
     if not path.is_file():
         return {}
@@ -61,7 +59,7 @@ def _token_text(value: Any) -> str | None:
 def _eos_ids(directory: Path) -> tuple[int, ...]:
     found: list[int] = []
     for name in ("config.json", "generation_config.json"):
-        config = read_json(directory / name)
+        config = _read_json(directory / name)
         nested = config.get("text_config")
         value = config.get("eos_token_id")
         if value is None and isinstance(nested, Mapping):
@@ -76,7 +74,7 @@ def _eos_ids(directory: Path) -> tuple[int, ...]:
 def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name. chat_template.jinja and its neighbours win over those in tokenizer_config.json."""
     templates: dict[str, str] = {}
-    value = settings.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
+    value = settings.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template")
     if isinstance(value, str):
         templates["default"] = value
     elif isinstance(value, list):

@@ -46,34 +46,6 @@ class ToolCallEnded:
 Event = TextDelta | ReasoningDelta | ToolCallBegun | ToolCallDelta | ToolCallEnded
 
 
-class ReasoningTokens:
-    """Counts the reasoning tokens of a choice: those before the first token that adds to the answer or to a call.
-
-    Tags around the reasoning count too. Without any reasoning text the count is 0. `over`: the answer has begun.
-    """
-
-    __slots__ = ("_before", "_thought", "over")
-
-    def __init__(self) -> None:
-        self.over = False
-        self._before = 0
-        self._thought = False
-
-    def add(self, events: Iterable[Event]) -> None:
-        """Add the next token, of which the parsers made `events`."""
-        for event in events:
-            if isinstance(event, ReasoningDelta):
-                self._thought = self._thought or bool(event.text)
-            elif not isinstance(event, TextDelta) or event.text:
-                self.over = True
-        self._before += not self.over
-
-    @property
-    def count(self) -> int:
-        """The number of reasoning tokens."""
-        return self._before if self._thought else 0
-
-
 def joined(events: Iterable[Event]) -> Iterator[Event]:
     """`events` with neighbouring pieces of the same kind merged, and without empty ones."""
     last: Event | None = None

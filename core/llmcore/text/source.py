@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 _TRUST = "--trust-remote-code"
 _SECONDS = 600
-_BAD_INPUT = 2
 
 _TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -61,7 +60,7 @@ def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerS
     """The spec with the highest priority that recognises `model`; of equal ones, the first by name.
 
     `mode` is `--tokenizer_mode`. A model without a slow tokenizer gets the fast one, with a warning. Raises
-    ConfigError if no spec recognises the model.
+    ConfigError if no spec recognises the model, or none reads the slow tokenizer that it has.
     """
     fitting = [spec for spec in specs if load(spec.sniff)(model)]
     if not fitting:
@@ -72,6 +71,11 @@ def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerS
         )
     wanted = "slow" if mode == "slow" else "fast"
     preferred = [spec for spec in fitting if spec.mode == wanted]
+    if wanted == "slow" and not preferred and (model / "tokenizer.model").is_file():
+        raise ConfigError(
+            "--tokenizer_mode slow needs a plugin that reads tokenizer.model: pip install plugin-sentencepiece (where "
+            "--plugins names plugins, name it there), or leave the option out"
+        )
     chosen = min(preferred or fitting, key=lambda spec: (-spec.priority, spec.name))
     if not preferred:
         log.warning("--tokenizer_mode %s: %s has no %s tokenizer; %r is used", mode, model.name, wanted, chosen.name)
@@ -110,8 +114,7 @@ def open_tokenizer(
         return tokenizer
     chosen = choose_template(chat_template, parsers)
     template = chosen.with_tokens(read_companions(directory).tokens)
-    templated: Any = Templated(tokenizer, template, chosen.stop_words)
-    return cast(Tokenizer, templated)
+    return cast(Tokenizer, Templated(tokenizer, template, chosen.stop_words))
 
 
 def write_stand_in(out: Path) -> Path:
@@ -150,31 +153,24 @@ def convert(converter: ImportString, model: Path, out: Path, *, trust_remote_cod
     return out
 
 
-def run(converter: ImportString, model: Path, out: Path, *, trust_remote_code: bool) -> None:
-    """Call `converter(model, out)`, with `trust_remote_code` if it takes that argument."""
-    function = load(converter)
-    if "trust_remote_code" in inspect.signature(function).parameters:
-        function(model, out, trust_remote_code=trust_remote_code)
-    else:
-        function(model, out)
+def main(arguments: list[str]) -> None:
+    """Run the conversion. If it fails for a known reason, the last line of the output says why.
 
-
-def main(arguments: list[str]) -> int:
-    """Run the conversion; returns the child's exit code: 0, or 2 with the reason in one line on stderr."""
+    The converter is called with (model, out), and with `trust_remote_code` if it takes that argument.
+    """
     parent, converter, model, out = arguments[:4]
     die_with_parent(int(parent))
     try:
-        run(converter, Path(model), Path(out), trust_remote_code=_TRUST in arguments[4:])
+        function = load(converter)
+        takes_trust = "trust_remote_code" in inspect.signature(function).parameters
+        function(Path(model), Path(out), **({"trust_remote_code": _TRUST in arguments[4:]} if takes_trust else {}))
     except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return _BAD_INPUT
+        sys.exit(str(error))
     except BaseException as error:
         if shortage := shortage_of(error):
-            sys.stderr.write(f"{shortage}\n")
-            return _BAD_INPUT
+            sys.exit(shortage)
         raise
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

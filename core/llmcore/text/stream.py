@@ -1,4 +1,4 @@
-"""From events to text: the detokenizer, stop strings, output parsers, the finish reasons and the usage of a request.
+"""From events to text: the detokenizer, stop strings, the finish reasons and the usage of a request.
 
 `LLM` and the server share `Reducer`. It takes the events of a request; its choices have the text.
 """
@@ -15,9 +15,6 @@ from llmcore.api.bridge import Bridge, ChoiceEvent, Finish, Submit
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
-from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
-from llmcore.text.parsing import OutputParser
-from llmcore.text.request_parsing import RequestParsing
 from llmcore.text.stops import StopMatcher, StopStrings
 from llmcore.text.tokenizer import detokenizer
 
@@ -101,11 +98,6 @@ class ChoiceText:
         self._left = None if healing is None else healing.most
         self._recent: deque[int] = deque(maxlen=max(map(len, rules.stop_tokens), default=0))
 
-    def end(self) -> None:
-        """End the choice here, as a stop string does."""
-        self.must_finish = self.must_finish or self.finish is _RUNNING
-        self.finish = Finish.STOP
-
     def feed(self, event: ChoiceEvent) -> list[str]:
         """The text that each token of `event` releases, or "" if it is held back.
 
@@ -125,16 +117,17 @@ class ChoiceText:
                 texts[-1] += self._flush()
             if self.finish is not _RUNNING:
                 self.must_finish = event.finish is _RUNNING
-                self._count(texts)
-                return texts
-        if event.finish is not _RUNNING:
-            self.finish = event.finish
-            rest = self._flush()
-            if texts:
-                texts[-1] += rest
-            elif rest:
-                texts.append(rest)
-        self._count(texts)
+                break
+        else:
+            if event.finish is not _RUNNING:
+                self.finish = event.finish
+                rest = self._flush()
+                if texts:
+                    texts[-1] += rest
+                elif rest:
+                    texts.append(rest)
+        for text in texts:
+            self.released += len(text)
         return texts
 
     def _take(self, token_id: int, ends_by_id: bool) -> str:
@@ -179,53 +172,6 @@ class ChoiceText:
         self._decoded += len(rest)
         return (self._matcher.flush() if self._matcher is not None else "") + rest
 
-    def _count(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self.released += len(text)
-
-
-class Choice:
-    """One answer of a request: its text, and the events that output parsers make of it.
-
-    `index` counts over the whole request: all choices of the first prompt come first.
-    `events`: what the parsers made of the newest texts; None without parsers.
-    `calls`: the number of tool calls so far.
-    `came`: the time of the newest token (time.monotonic()), 0.0 before the first.
-    `thought`: counts the tokens of reasoning; None without a reasoning parser.
-    """
-
-    __slots__ = ("calls", "came", "events", "index", "parser", "prompt", "text", "thought")
-
-    def __init__(self, index: int, prompt: int, text: ChoiceText, parsing: RequestParsing | None = None):
-        self.index = index
-        self.prompt = prompt
-        self.text = text
-        self.parser = None if parsing is None else parsing.make()
-        self.events: list[Event] | None = None
-        self.calls = 0
-        self.came = 0.0
-        self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
-
-    def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> None:
-        """Parse `texts` into `events`: text, reasoning, each tool call. `single_call`: the first call is the end."""
-        events: list[Event] = []
-        if self.thought is not None and not self.thought.over:
-            for text in texts:
-                piece = list(parser.feed(text))
-                self.thought.add(piece)
-                events += piece
-        elif text := "".join(texts):
-            events += parser.feed(text)
-        if self.text.finish is not _RUNNING:
-            events += parser.finish()
-        if single_call:
-            ends = [i for i, event in enumerate(events) if isinstance(event, ToolCallEnded)]
-            if ends:
-                del events[ends[0] + 1 :]
-                self.text.end()
-        self.calls += sum(isinstance(event, ToolCallBegun) for event in events)
-        self.events = events
-
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
@@ -239,14 +185,15 @@ class Usage:
 
 
 class Reducer:
-    """Reduces the events of a request to the text, the parser events, the finish and the usage of its answers.
+    """Reduces the events of a request to the text, the finish and the usage of its answers.
 
     A request has one `Submit` for each prompt, all with the same `n`. The bridge's thread calls `feed`.
+    `choices`: those of the first prompt, then those of the next one, and so on.
     `running`: the number of choices that have not ended. `first`, `last`: the times of the first and the newest event
     (time.monotonic()); None before the first.
     """
 
-    __slots__ = ("_bridge", "_cached", "_removed", "_single_call", "choices", "first", "last", "running", "submits")
+    __slots__ = ("_bridge", "_cached", "_came", "_removed", "choices", "first", "last", "running", "submits")
 
     def __init__(
         self,
@@ -254,28 +201,25 @@ class Reducer:
         tokenizer: Tokenizer,
         rules: TextRules,
         bridge: Bridge,
-        *,
-        parsing: RequestParsing | None = None,
-        single_call: bool = False,
         healings: Sequence[Healing | None] = (),
     ) -> None:
         self.submits = submits
         healings = healings or [None] * len(submits)
         self.choices = [
-            Choice(prompt * submit.n + i, prompt, ChoiceText(tokenizer, rules, healings[prompt]), parsing)
-            for prompt, submit in enumerate(submits)
-            for i in range(submit.n)
+            ChoiceText(tokenizer, rules, healing)
+            for submit, healing in zip(submits, healings, strict=True)
+            for _ in range(submit.n)
         ]
         self.running = len(self.choices)
         self.first: float | None = None
         self.last: float | None = None
         self._bridge = bridge
-        self._single_call = single_call
+        self._came = [0.0] * self.running
         self._cached = [0] * len(submits)
         self._removed = sum(healing.tokens for healing in healings if healing is not None)
 
-    def feed(self, prompt: int, event: ChoiceEvent) -> tuple[Choice, list[str]]:
-        """The choice of `event` and the text that each of the event's tokens releases, as `ChoiceText.feed` gives it.
+    def feed(self, prompt: int, event: ChoiceEvent) -> tuple[int, list[str]]:
+        """The number of the choice, and the text that each of the event's tokens releases (see `ChoiceText.feed`).
 
         `prompt`: the number of the `Submit`. Give it no event that `failure` finds an error in.
         """
@@ -285,20 +229,28 @@ class Reducer:
         if event.cached > 0:
             self._cached[prompt] = event.cached
         submit = self.submits[prompt]
-        choice = self.choices[prompt * submit.n + event.choice]
+        number = prompt * submit.n + event.choice
+        choice, came = self.choices[number], self._came[number]
         if event.tokens:
-            if choice.came:
-                TALLIES.gap(now - choice.came)
-            choice.came = now
-        text = choice.text
-        texts = text.feed(event)
-        if choice.parser is not None:
-            choice.parse(choice.parser, texts, single_call=self._single_call)
-        if text.must_finish:
-            self._bridge.finish(submit.id, event.choice, text.tokens)
-        if text.finish is not _RUNNING:
+            if came:
+                TALLIES.gap(now - came)
+            self._came[number] = now
+        texts = choice.feed(event)
+        if choice.must_finish:
+            self._bridge.finish(submit.id, event.choice, choice.tokens)
+        if choice.finish is not _RUNNING:
             self.running -= 1
-        return choice, texts
+        return number, texts
+
+    def stop(self, number: int) -> None:
+        """End a choice here, as a stop string does."""
+        choice = self.choices[number]
+        if choice.finish is _RUNNING:
+            prompt, i = divmod(number, self.submits[0].n)
+            choice.must_finish = True
+            self._bridge.finish(self.submits[prompt].id, i, choice.tokens)
+            self.running -= 1
+        choice.finish = _STOP
 
     def abort(self) -> None:
         """Have the engine end all choices that run."""
@@ -307,12 +259,10 @@ class Reducer:
 
     def usage(self) -> Usage:
         """The tokens so far."""
-        thoughts = [choice.thought.count for choice in self.choices if choice.thought is not None]
         return Usage(
             prompt=sum(len(submit.prompt) for submit in self.submits) + self._removed,
             cached=sum(self._cached),
-            output=sum(choice.text.tokens for choice in self.choices),
-            reasoning=sum(thoughts) if thoughts else None,
+            output=sum(choice.tokens for choice in self.choices),
         )
 
     def record(self, *, started: float, ended: float, finish: str = "", **more: Any) -> RequestRecord:
@@ -334,7 +284,7 @@ class Reducer:
         """A limit of length counts more than a stop. "abort" if a choice has not ended."""
         if self.running:
             return FINISH_REASONS[Finish.ABORT]
-        reasons = {choice.text.finish for choice in self.choices}
+        reasons = {choice.finish for choice in self.choices}
         return FINISH_REASONS[Finish.LENGTH if Finish.LENGTH in reasons else Finish.STOP]
 
 

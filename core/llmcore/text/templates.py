@@ -246,17 +246,14 @@ class Renderer(Protocol):
         """The prompt for `messages`; see `ChatTemplate.render`."""
 
 
-Messages = list[Mapping[str, Any]]
-
-
-def _shapes(messages: Sequence[Mapping[str, Any]], wants_null: bool) -> Iterator[Messages]:
+def _shapes(messages: Sequence[Mapping[str, Any]], wants_null: bool) -> Iterator[list[Mapping[str, Any]]]:
     """`messages` in the shapes that templates may expect, the likeliest first.
 
     OpenAI sends a call's arguments as JSON text, but most templates expect an object. For an assistant message without
     content, most templates expect an empty text. Some test it for none, and with an empty text they would begin an
     answer.
     """
-    prepared = [prepare(message) for message in messages]
+    prepared = [_with_objects(message) for message in messages]
     filled = [_with_content(message) for message in prepared]
     if wants_null and prepared != filled:
         yield prepared
@@ -265,7 +262,7 @@ def _shapes(messages: Sequence[Mapping[str, Any]], wants_null: bool) -> Iterator
         yield [_with_content(message) for message in messages]
 
 
-def prepare(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """`message` with the arguments of tool calls as objects."""
     calls = message.get("tool_calls")
     if not calls:

@@ -28,6 +28,9 @@ from llmcore.text.templates import ChatTemplate, Renderer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_ALPHABET = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+"""Character -> byte of byte-level tokenizers. Printable Latin-1 stays; other bytes follow from U+0100 on."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,6 @@ class PieceRule:
 
     to_bytes: Callable[[str], bytes]
     drops_leading_space: bool = False
-
-
-def _alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level tokenizers. Printable Latin-1 stays; other bytes follow from U+0100 on."""
-    others = (byte for byte in range(256) if byte not in _PRINTABLE)
-    return {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _alphabet()
 
 
 def byte_level(token: str) -> bytes:
@@ -63,29 +57,27 @@ def sentencepiece(token: str) -> bytes:
     return token.replace("▁", " ").encode("utf-8", "replace")
 
 
+_PIECES_AS_TEXT = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+"""The decoders of SentencePiece-like tokenizers."""
+
+_WITHOUT_A_SPACE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+"""The decoder that follows them if the whole text loses its leading space."""
+
+
 def piece_rule(decoder: Mapping[str, Any] | None) -> PieceRule | None:
     """The rule for a tokenizer.json's `decoder`, or None if text is not the concatenation of its tokens' bytes."""
-    if decoder is None:
-        return None
-    if decoder["type"] == "ByteLevel":
+    steps = [] if decoder is None else decoder.get("decoders", [decoder])
+    if [step["type"] for step in steps] == ["ByteLevel"]:
         return PieceRule(byte_level)
-    if decoder["type"] == "Sequence":
-        return _sequence_rule(decoder["decoders"])
+    if steps == _PIECES_AS_TEXT:
+        return PieceRule(sentencepiece)
+    if steps == [*_PIECES_AS_TEXT, _WITHOUT_A_SPACE]:
+        return PieceRule(sentencepiece, drops_leading_space=True)
     return None
-
-
-def _sequence_rule(steps: list[Mapping[str, Any]]) -> PieceRule | None:
-    """The rule for decoders such as Llama's and Gemma's: Replace "▁" by " ", ByteFallback, Fuse, optionally Strip."""
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
-        return PieceRule(byte_level)
-    if kinds[:3] != ["Replace", "ByteFallback", "Fuse"] or kinds[3:] not in ([], ["Strip"]):
-        return None
-    if steps[0]["pattern"] != {"String": "▁"} or steps[0]["content"] != " ":
-        return None
-    if kinds[3:] and (steps[3]["content"], steps[3]["start"], steps[3]["stop"]) != (" ", 1, 0):
-        return None
-    return PieceRule(sentencepiece, bool(kinds[3:]))
 
 
 class Pieces(dict[int, bytes]):
@@ -180,10 +172,9 @@ class FastTokenizer:
 
 def load_tokenizer(directory: Path) -> FastTokenizer:
     """The tokenizer.json in `directory` with its companions. Raises ConfigError."""
-    path = Path(directory) / "tokenizer.json"
-    if not path.is_file():
+    if not has_tokenizer_json(directory):
         raise ConfigError(f"there is no tokenizer.json in {directory}; pass the model's directory as --model_dir")
-    return FastTokenizer(path.read_bytes(), read_companions(Path(directory)))
+    return FastTokenizer((directory / "tokenizer.json").read_bytes(), read_companions(directory))
 
 
 def has_tokenizer_json(model: Path) -> bool:
@@ -272,8 +263,6 @@ class WindowDetokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, keep: frozenset[int] = frozenset()):
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - keep if skip_special_tokens else frozenset[int]()
-        # With `keep`, `add` skips the other special tokens itself, and `decode` must show the kept ones.
-        self._skip = skip_special_tokens and not keep
         self._ids: list[int] = []
         self._read = 0
         self._known = ""
@@ -304,4 +293,4 @@ class WindowDetokenizer:
         return new
 
     def _text(self, upto: int) -> str:
-        return self._tokenizer.decode(self._ids[:upto], skip_special_tokens=self._skip)
+        return self._tokenizer.decode(self._ids[:upto], skip_special_tokens=False)

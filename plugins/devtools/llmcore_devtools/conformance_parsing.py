@@ -33,6 +33,7 @@ from llmcore.text.events import (
 from llmcore.text.parsing import CallGrammar, MakeParser, ParserContext, ParserSample
 from llmcore.text.templates import ChatTemplate
 from llmcore.text.tokenizer import load_tokenizer
+from llmcore_server.chat.call_grammars import forced_calls, free_calls
 from llmcore_server.http.guided import NAME
 
 from llmcore_devtools.conformance import all_problems, contributed, loaded
@@ -195,11 +196,11 @@ def check_call_grammar(make_grammar: Callable[[ParserContext], CallGrammar], mak
     with all_problems() as problems:
         for single in (True, False):
             with problems.of("forced to one call" if single else "forced to calls"):
-                start = compiled(grammar.forced(TOOLS, single=single))
+                start = compiled(forced_calls(grammar, TOOLS, single=single))
                 for seed in range(_SEEDS):
                     _check_calls(make, context, _drawn(start, seed, tokenizer), single)
             with problems.of("free, at most one call" if single else "free"):
-                begun = compiled(grammar.free(TOOLS, single=single))(np.zeros(1, np.int32))
+                begun = compiled(free_calls(grammar, TOOLS, single=single))(np.zeros(1, np.int32))
                 letter = tokenizer.encode("H", add_special_tokens=False)[0]
                 assert letter in _allowed(begun), "an answer cannot begin with plain text"
 

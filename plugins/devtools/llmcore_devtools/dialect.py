@@ -25,7 +25,7 @@ from llmcore.api.errors import RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Config, Model
-from llmcore.text.request_parsing import OutputParsers, open_parser
+from llmcore_server.chat.request_parsing import OutputParsers, open_parser
 from llmcore_server.http.app import build_app
 from llmcore_server.http.front import Front, Route
 from llmcore_server.http.reply import Reply

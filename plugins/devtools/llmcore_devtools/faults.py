@@ -25,7 +25,7 @@ from llmcore.api import (
     hookimpl,
 )
 from llmcore.api.specs import PluginInfo
-from llmcore.config import Config, with_plugins
+from llmcore.config import Config
 from llmcore.registry.loader import CORE_DIST, select
 
 STEP_FAULTS: Mapping[str, str] = {
@@ -88,7 +88,7 @@ def fault_texts() -> tuple[str, ...]:
 def with_faults(config: Config) -> Config:
     """`config` with the plugin `faults`. Its prefix cache replaces `radix`."""
     plugin = PluginInfo(NAME, CORE_DIST, __version__, "llmcore_devtools.faults")
-    config = with_plugins(config, [*select(config.plugins.plugins).plugins, plugin])
+    config = replace(config, discovered=(*select(config.plugins.plugins).plugins, plugin))
     if config.scheduling.kv_manager == "radix":
         config = replace(config, scheduling=replace(config.scheduling, kv_manager=NAME))
     return config

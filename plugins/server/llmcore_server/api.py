@@ -5,7 +5,7 @@ submits to `front.bridge`, and sends from the bridge's thread through the `Reply
 """
 
 from llmcore.api.bridge import ModelFacts
-from llmcore.text.stream import FINISH_REASONS, Choice, Usage
+from llmcore.text.stream import FINISH_REASONS, Usage
 
 from llmcore_server.chat.blocks import Block, CallBlock, ReasoningBlock, TextBlock, blocks
 from llmcore_server.chat.conversation import (
@@ -16,6 +16,7 @@ from llmcore_server.chat.conversation import (
     guided_calls,
     thought_of,
 )
+from llmcore_server.chat.request_parsing import Choice, OutputParsers, RequestParsing
 from llmcore_server.http import intake
 from llmcore_server.http.body import check
 from llmcore_server.http.errors import (
@@ -67,12 +68,14 @@ __all__ = [
     "Listed",
     "LogprobsLimit",
     "ModelFacts",
+    "OutputParsers",
     "Place",
     "Places",
     "ReasoningBlock",
     "Released",
     "Reply",
     "Request",
+    "RequestParsing",
     "Route",
     "State",
     "TextBlock",

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 from llmcore import __version__
 from llmcore.api.bridge import Load, ModelFacts
-from llmcore.config import Config, options_of, plugin_settings, shown_settings
+from llmcore.config import Config, options_of, settings, shown_settings
 from llmcore.config.setting import HIDDEN
 
 from llmcore_server.messages import ServerFacts
@@ -64,7 +64,7 @@ def server_info(
 
 def _settings(config: Config) -> dict[str, Any]:
     """Clients see them, so the path of the private key is hidden."""
-    shown = shown_settings(config, plugin_settings(spec for section in SECTIONS for spec in options_of(section)))
+    shown = shown_settings(config, settings(spec for section in SECTIONS for spec in options_of(section)))
     return shown | {"ssl_keyfile": HIDDEN if config.section(Access).ssl_keyfile else None}
 
 

@@ -19,9 +19,9 @@ from llmcore.api.hookspecs import HOOKS
 from llmcore.api.models import LayerInfo
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
+from llmcore.cli.hooks import contract
 from llmcore.config import make_config
 from llmcore.ops import made
-from llmcore.registry.inspect import hook_rows
 from llmcore.registry.loader import load
 from llmcore.registry.registry import CONTRIBUTIONS, Registry
 from llmcore.registry.resolve import candidates_for, resolve
@@ -51,9 +51,9 @@ def example(hook: str) -> tuple[Registry, ModuleType]:
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_has_its_five_parts(hook: str) -> None:
-    row = next(row for row in hook_rows() if row.name == hook)
-    assert row.summary and row.called and row.returns and row.chosen_by, "its contract"
-    assert f"\n## {hook}\n" in PAGE and row.signature in PAGE, "its page"
+    row = contract(hook)
+    assert all(row.values()), "its contract"
+    assert f"\n## {hook}\n" in PAGE and row["signature"] in PAGE, "its page"
     assert (EXAMPLES / f"{hook}.py").is_file(), "its example"
     tests = [node.name for node in ast.parse(Path(__file__).read_text()).body if isinstance(node, ast.FunctionDef)]
     assert f"test_hook_{hook}" in tests, "its test"
@@ -110,7 +110,7 @@ def test_hook_register_modes() -> None:
 
 
 def test_hook_register_devices() -> None:
-    from llmcore.registry.inspect import find_device
+    from llmcore.registry.devices import find_device
 
     registry, module = example("register_devices")
     assert find_device(registry, "counting-cpu") == DeviceInfo("cpu", name="counting-cpu")

@@ -31,7 +31,7 @@ def bert(tmp_path: Path) -> Path:
     ("file", "sources"),
     [
         ("tokenizer.json", {"tokenizers"}),
-        ("tokenizer.model", {"sentencepiece", "transformers"}),
+        ("tokenizer.model", {"transformers"}),
         ("vocab.txt", {"transformers"}),
         ("config.json", set()),
     ],

@@ -60,7 +60,7 @@ def test_errors_are_one_line(args: list[str], code: int, message: str, capsys: p
 def test_a_defect_shows_its_traceback_only_when_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmcore.cli.config.shown_value", lambda *_: 1 / 0)
+    monkeypatch.setattr("llmcore.cli.config.value_of", lambda *_: 1 / 0)
     code, _, err = run("config", "show", capsys=capsys)
     assert code == 1
     assert "ZeroDivisionError" in err and "LLMCORE_DEBUG=1" in err and "Traceback" not in err

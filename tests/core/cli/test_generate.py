@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from llmcore.api.errors import ConfigError
 from llmcore.cli import main
-from llmcore.cli.generate import Item, read_items
+from llmcore.cli.generate import read_items
 from llmcore_devtools import write_fake_model
 
 
@@ -73,9 +73,16 @@ def test_a_bad_line_is_named(text: str, message: str) -> None:
     lines = io.StringIO(f"fine\n{text}\n")
     lines.name = "prompts.jsonl"
     with pytest.raises(ConfigError, match=message):
-        list(read_items(lines, chat=False))
+        list(read_items(lines))
 
 
-def test_chat_makes_messages_of_lines() -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    assert list(read_items(io.StringIO("hi\n"), chat=True)) == [Item({"prompt": "hi"}, None, messages)]
+def test_chat_makes_messages_of_lines(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    conversation = {"messages": [{"role": "user", "content": "hi"}]}
+    prompts.write_text(f"hi\n{json.dumps(conversation)}\n")
+    code, rows, err = generate(capsys, model, prompts, "--chat", "--max_new_tokens", "3")
+    assert code == 0, err
+    assert rows[0]["prompt"] == "hi" and rows[1]["messages"] == conversation["messages"]
+    assert rows[0]["prompt_tokens"] == rows[1]["prompt_tokens"] and rows[0]["text"] == rows[1]["text"]
+    _, plain, _ = generate(capsys, model, prompts, "--max_new_tokens", "3")
+    assert plain[0]["prompt_tokens"] < rows[0]["prompt_tokens"]

@@ -5,11 +5,33 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from listed import EXAMPLES, ROOT, plugin, rows, run
+from llmcore.api.errors import ResolveError
+from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, OpContext, Requires
+from llmcore.cli.kernels import choice_rows, requires_text
+from llmcore.registry.resolve import Resolution
+
+
+@pytest.mark.parametrize(
+    ("when", "text"),
+    [
+        (Requires(), ""),
+        (Requires(device="gpu", capability=(80, 90)), "gpu, capability 80-90"),
+        (
+            Requires(dtypes=frozenset({"f32", "bf16"}), buckets=frozenset({0, 4})),
+            "dtype bf16 or f32, tokens 1 or 257+",
+        ),
+        (Requires(granules=frozenset({16}), shape={"size": frozenset({64})}), "granule 16, size 64"),
+    ],
+)
+def test_a_requirement_in_words(when: Requires, text: str) -> None:
+    assert requires_text(when) == text
 
 
 def test_kernels_lists_every_op_with_its_reference() -> None:
     found = rows("kernels", "rms_norm")
+    assert [row["priority"] for row in found] == sorted((row["priority"] for row in found), reverse=True)
     assert found[-1]["name"] == "torch" and found[-1]["priority"] == 0
     assert {row["op"] for row in rows("kernels")} > {"linear", "rms_norm"}
     assert "there is no op 'liner'" in str(run("kernels", "liner").exception)
@@ -48,6 +70,16 @@ def test_kernels_explain_groups_token_counts_with_one_outcome(tmp_path: Path) ->
     code += "    yield KernelSpec(op='rms_norm', name='few', make='m:m', when=Requires(buckets=frozenset({0, 1})))\n"
     found = rows("kernels", "rms_norm", "--explain", "--plugins", plugin(tmp_path, code))
     assert {row["tokens"]: row["chosen"] for row in found} == {"1, 2-16": "few", "17-64, 65-256, 257+": "torch"}
+
+
+def test_an_error_of_every_token_count_is_one_row() -> None:
+    cpu = DeviceInfo("cpu")
+    contexts = [OpContext(op="o", device=cpu, dtype="f32", bucket=bucket) for bucket in range(len(TOKEN_BUCKETS))]
+    outcomes: list[tuple[OpContext, Resolution | ResolveError]] = [
+        (context, ResolveError(f"bucket {context.bucket}")) for context in contexts
+    ]
+    (row,) = choice_rows(outcomes)
+    assert (row["tokens"], row["chosen"], row["why"]) == ("any", None, "bucket 0")
 
 
 def test_kernels_for_a_model_know_its_shapes(tmp_path: Path) -> None:

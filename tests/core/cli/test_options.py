@@ -11,13 +11,13 @@ import pytest
 from ended import run
 from llmcore.api.specs import OptionSpec
 from llmcore.cli.options import joined
-from llmcore.config import plugin_settings, settings
+from llmcore.config import settings
 from llmcore_devtools import registry_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-KNOWN = (*settings(), *plugin_settings(spec for spec, _ in registry_of().specs(OptionSpec)))
+KNOWN = settings(spec for spec, _ in registry_of().specs(OptionSpec))
 
 
 def test_serves_first_page_is_short_and_help_all_is_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_errors(model: Path, capsys: pytest.CaptureFixture[str], args: list[str]
 def test_a_gpu_here_and_one_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     here = DeviceInfo("cuda", "Here", capability=90, memory=40 << 30)
     monkeypatch.setattr(cuda, "available", lambda: None)
-    monkeypatch.setattr(cuda, "make", lambda index: SimpleNamespace(info=here, measured=True, step_tokens=4096))
+    monkeypatch.setattr(cuda, "CUDA", lambda index: SimpleNamespace(info=here, measured=True, step_tokens=4096))
     registry = build_registry(Config(discovered=select(()).plugins))
     for name in ("auto", "sm90"):
         found = find_machine(registry, name, None)

@@ -10,13 +10,12 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.specs import OptionSpec
 from llmcore.cli import main, root
 from llmcore.cli.group import commands
-from llmcore.config import RETIRED, make_config, plugin_settings, resolve_config, settings
+from llmcore.config import RETIRED, make_config, resolve_config, settings
 from llmcore.config.foreign import FOREIGN, SHORT, absent_settings
 from llmcore.config.setting import canonical, names
 from llmcore.registry.loader import build_registry
 
-BROUGHT = plugin_settings(spec for spec, _ in build_registry(make_config()).specs(OptionSpec))
-PRESENT = (*settings(), *BROUGHT)
+PRESENT = settings(spec for spec, _ in build_registry(make_config()).specs(OptionSpec))
 OURS = {**names(PRESENT), **names(absent_settings(PRESENT))}
 
 COMMON = {

@@ -11,7 +11,6 @@ from llmcore.api.specs import OptionSpec
 from llmcore.config import (
     child_environment,
     environment,
-    plugin_settings,
     resolve_config,
     settings,
     shown_settings,
@@ -29,7 +28,7 @@ def test_command_line_beats_environment_beats_yaml_beats_default() -> None:
     assert origins["host"] == "LLMCORE_HOST"
     assert origins["mem_fraction"] == "mem_fraction in server.yaml"
     assert origins["pause"] == origins["mode"] == "default"
-    assert set(origins) == {setting.name for setting in (*settings(), *plugin_settings(SITE))}
+    assert set(origins) == {setting.name for setting in settings(SITE)}
 
 
 def test_a_name_and_its_alias_together_are_an_error() -> None:
@@ -117,19 +116,20 @@ def test_a_child_tokenizes_in_the_thread_that_asks_unless_the_operator_says_how(
 
 def test_a_variable_of_another_name_counts_less_than_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERTFILE", "theirs.pem")
-    config, origins = resolve_config({}, environment(plugin_settings(SITE)), {}, extra=SITE)
+    config, origins = resolve_config({}, environment(settings(SITE)), {}, extra=SITE)
     assert (config.section(Site).certificate, origins["certificate"]) == ("theirs.pem", "SSL_CERTFILE")
     monkeypatch.setenv("LLMCORE_CERTIFICATE", "ours.pem")
-    config, origins = resolve_config({}, environment(plugin_settings(SITE)), {}, extra=SITE)
+    config, origins = resolve_config({}, environment(settings(SITE)), {}, extra=SITE)
     assert (config.section(Site).certificate, origins["certificate"]) == ("ours.pem", "LLMCORE_CERTIFICATE")
 
 
 def test_what_a_section_hides_is_not_shown() -> None:
     config = make(api_keys=["k"], metric_gateway="http://user:word@g:9091", port=3)
-    known = plugin_settings(SITE)
+    known = settings(SITE)
     shown = shown_settings(config, known)
     assert (shown["api_keys"], shown["port"]) == ("(hidden)", 3)
     assert shown["metric_gateway"] == "http://(hidden)@g:9091"
-    assert set(shown) == {setting.name for setting in (*settings(), *known)}
-    unknown = shown_settings(config, ())
-    assert all(unknown[setting.name] == "(hidden)" for setting in known), "nothing says which of them are secret"
+    assert set(shown) == {setting.name for setting in known}
+    unknown = shown_settings(config, settings())
+    brought = [setting.name for setting in known if setting not in settings()]
+    assert brought and all(unknown[name] == "(hidden)" for name in brought), "nothing says which of them are secret"

@@ -12,12 +12,11 @@ from llmcore.config import (
     Setting,
     make_config,
     options_of,
-    plugin_settings,
     resolve_config,
     settings,
-    shown_value,
+    value_of,
 )
-from llmcore.config.setting import canonical, names
+from llmcore.config.setting import GROUPS, canonical, names
 from site_settings import SECRET, SITE, Site, make
 
 LMDEPLOY = {
@@ -78,10 +77,10 @@ def test_a_choice_may_be_written_in_any_case(given: str, meant: str) -> None:
 
 def test_what_a_plugins_secret_option_holds_is_not_shown() -> None:
     spec = OptionSpec(name="probe_token", secret=True)
-    (setting,) = plugin_settings([spec])
+    setting = settings([spec])[-1]
     config = make_config([spec], probe_token=SECRET)
     assert config.plugin_options == {"probe_token": SECRET}
-    assert shown_value(config, setting) == "(hidden)"
+    assert setting.shown(value_of(config, setting)) == "(hidden)"
 
 
 def test_plugins_bring_options() -> None:
@@ -95,7 +94,7 @@ def test_plugins_bring_options() -> None:
 @pytest.mark.parametrize("name", ["mem_fraction", "max-batch-size"])
 def test_a_plugin_cannot_take_an_options_name(name: str) -> None:
     with pytest.raises(ConfigError, match="exists already"):
-        plugin_settings([OptionSpec(name=name)])
+        settings([OptionSpec(name=name)])
 
 
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
@@ -119,12 +118,12 @@ def test_the_fields_of_a_dataclass_are_options() -> None:
 
 
 def test_the_settings_of_a_section_are_listed_under_its_name() -> None:
-    assert {setting.group for setting in plugin_settings(SITE)} == {"site_settings.Site"}
-    (plain,) = plugin_settings([OptionSpec(name="probe")])
+    assert {setting.group for setting in settings(SITE)} - set(GROUPS) == {"site_settings.Site"}
+    plain = settings([OptionSpec(name="probe")])[-1]
     assert plain.group == "plugin_options"
 
 
 @pytest.mark.parametrize("spec", [OptionSpec(name="server_port"), OptionSpec(name="probe", aliases=("host",))])
 def test_two_plugins_cannot_have_one_name_or_alias(spec: OptionSpec) -> None:
     with pytest.raises(ConfigError, match="exists already"):
-        plugin_settings([*SITE, spec])
+        settings([*SITE, spec])

@@ -11,8 +11,8 @@ from llmcore.config import (
     make_config,
     option,
     options_of,
-    plugin_settings,
     resolve_config,
+    settings,
 )
 from site_settings import Site, make
 
@@ -46,7 +46,7 @@ def test_a_section_may_have_the_name_of_one_of_core_or_of_another_plugin() -> No
     config = make_config(extra, colour="red", size="large", data_type="f32")
     assert [config.section(one) for one in classes] == [classes[0](colour="red"), classes[1](size="large")]
     assert config.model.data_type == "f32"
-    assert len({setting.group for setting in plugin_settings(extra)}) == 2
+    assert len({setting.group for setting in settings(extra)}) == 5 + 2
 
 
 def test_a_section_has_the_values_of_its_fields() -> None:

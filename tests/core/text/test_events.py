@@ -1,10 +1,9 @@
-"""Events of output parsers: neighbours join, and the tokens of reasoning are counted."""
+"""Events of output parsers: neighbours join."""
 
 from __future__ import annotations
 
 from llmcore.text.events import (
     ReasoningDelta,
-    ReasoningTokens,
     TextDelta,
     ToolCallBegun,
     ToolCallDelta,
@@ -36,18 +35,3 @@ def test_joined() -> None:
         ToolCallDelta(2, "y"),
     ]
     assert list(joined([TextDelta("")])) == []
-
-
-def test_reasoning_ends_at_the_first_token_of_the_answer() -> None:
-    counter = ReasoningTokens()
-    begun = ([ReasoningDelta(""), TextDelta("b")], [TextDelta("c")])
-    for events in ([], [ReasoningDelta("so")], [TextDelta("")], *begun):
-        counter.add(events)
-    assert (counter.count, counter.over) == (3, True)
-
-
-def test_an_answer_without_reasoning_has_no_reasoning_tokens() -> None:
-    counter = ReasoningTokens()
-    for events in ([], [ToolCallBegun(0, "f")], [ToolCallDelta(0, "{}")]):
-        counter.add(events)
-    assert (counter.count, counter.over) == (0, True)

@@ -10,7 +10,6 @@ from llmcore.api.specs import TokenizerSpec
 from llmcore.builtin.tokenizers import register_tokenizers
 from llmcore.config import Model
 from llmcore.text import source
-from llmcore.text.slow import load_slow
 from llmcore.text.templates import ChatTemplate
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools.tokenizer import write_tokenizer
@@ -65,12 +64,20 @@ def test_slow_without_a_slow_one_warns(tmp_path: Path, caplog: pytest.LogCapture
 def test_slow_is_chosen_where_there_is_one(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"")
-    assert source.choose(BUILTIN, tmp_path, "slow").name == "sentencepiece"
-    assert source.choose(BUILTIN, tmp_path, "fast").name == "tokenizers"
+    slow = TokenizerSpec(name="mine", sniff=BUILTIN[0].sniff, load=BUILTIN[0].load, mode="slow")
+    assert source.choose([*BUILTIN, slow], tmp_path, "slow").name == "mine"
+    assert source.choose([*BUILTIN, slow], tmp_path, "fast").name == "tokenizers"
+
+
+def test_without_a_plugin_slow_is_an_error_that_names_one(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"reads tokenizer\.model: pip install plugin-sentencepiece"):
+        source.choose(BUILTIN, tmp_path, "slow")
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no tokenizer found .* \(known: sentencepiece, tokenizers, transformers\)"):
+    with pytest.raises(ConfigError, match=r"no tokenizer found .* \(known: tokenizers, transformers\)"):
         source.choose(BUILTIN, tmp_path, "fast")
 
 
@@ -134,12 +141,6 @@ def test_transformers_converts_what_it_can(tmp_path: Path) -> None:
     tokenizer = source.open_tokenizer(BUILTIN, out, "fast")
     assert tokenizer.encode("hello world", add_special_tokens=False) == [5, 6, 7]
     assert tokenizer.eos_ids == (2,)
-
-
-def test_without_the_package_slow_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
-    with pytest.raises(ConfigError, match=r"pip install 'llmcore-engine\[slow-tokenizer\]'"):
-        load_slow(tmp_path)
 
 
 def test_another_template_for_a_tokenizer(tmp_path: Path) -> None:

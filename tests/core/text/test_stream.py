@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmcore.api.bridge import ChoiceEvent, Finish
+from llmcore.api.bridge import ChoiceEvent, Finish, Prompt, Submit
 from llmcore.text.stops import StopStrings
-from llmcore.text.stream import ChoiceText, TextRules
+from llmcore.text.stream import ChoiceText, Reducer, TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_devtools.dialect import FakeBridge
 from llmcore_devtools.tokenizer import EOS, write_tokenizer
 
 
@@ -122,3 +123,18 @@ def test_any_grouping_of_tokens_gives_the_same(tokenizer: FastTokenizer, text: s
         shown += "".join(choice.feed(event(finish=Finish.LENGTH)))
     assert shown == text.partition("stop ")[0]
     assert choice.released == len(shown)
+
+
+def test_a_choice_can_be_stopped_from_outside(tokenizer: FastTokenizer) -> None:
+    bridge = FakeBridge()
+    submits = [Submit(id=id, prompt=Prompt.of([1]), max_new_tokens=9, n=2) for id in (5, 6)]
+    reducer = Reducer(submits, tokenizer, TextRules(), bridge)
+    second = ChoiceEvent(choice=1, tokens=(64, 64), finish=Finish.RUNNING)
+    assert reducer.feed(0, second) == (1, ["a", "a"]) and reducer.feed(1, second) == (3, ["a", "a"])
+    reducer.stop(3)
+    assert bridge.finished == [(6, 1, 2)] and reducer.running == 3
+    assert [choice.finish for choice in reducer.choices] == [Finish.RUNNING] * 3 + [Finish.STOP]
+    reducer.feed(0, ChoiceEvent(choice=1, tokens=(64,), finish=Finish.LENGTH))
+    reducer.stop(1)
+    assert (len(bridge.finished), reducer.running) == (1, 2), "the engine knows that it ended"
+    assert reducer.choices[1].finish is Finish.STOP and not reducer.choices[1].must_finish

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.text.stream import Choice
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import sockets as raw
 from llmcore_devtools.dialect import FakeBridge, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_lightllm.routes import routes as lightllm
 from llmcore_openai.routes import routes as openai
+from llmcore_server.chat.request_parsing import Choice
 from llmcore_server.http.app import build_app
 from llmcore_server.http.front import Front
 from llmcore_server.http.generation import Generation

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from llmcore.api.bridge import ChoiceEvent, Finish
 from llmcore.text.stops import StopStrings
-from llmcore.text.stream import Choice, ChoiceText, TextRules
+from llmcore.text.stream import ChoiceText, TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools.tokenizer import write_tokenizer
+from llmcore_server.chat.request_parsing import Choice
 from llmcore_server.http.logprobs import TokenNames, UnshownTokens, released_by_token
 
 

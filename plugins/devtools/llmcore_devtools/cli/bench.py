@@ -17,7 +17,7 @@ from llmcore.api.specs import OptionSpec
 from llmcore.cli.display import Stages
 from llmcore.cli.group import PluginGroup
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.config import plugin_settings, settings, value_of, with_model_resolved
+from llmcore.config import settings, value_of, with_model_resolved
 from llmcore_server.openai_client import Server
 
 from llmcore_devtools.bench.client import DIALECTS, Target
@@ -106,9 +106,8 @@ def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -
 
 def document(command: str, engine: BenchEngine, options: Mapping[str, Any], results: list[Any]) -> dict[str, Any]:
     """The figures, and everything that they depend on."""
-    brought = plugin_settings(spec for spec, _ in engine.registry.specs(OptionSpec))
-    offered = [setting for setting in settings() if setting.group in GROUPS]
-    offered += [setting for setting in brought if not setting.serving]
+    known = settings(spec for spec, _ in engine.registry.specs(OptionSpec))
+    offered = [setting for setting in known if not setting.serving]
     return {
         **described(command, options),
         "versions": versions(engine.registry),

@@ -12,10 +12,12 @@ from typing import Any, Literal
 
 from llmcore.api.bridge import LogitsProcessor
 from llmcore.api.errors import RequestError
+from llmcore.registry.loader import load
 from llmcore.text.parsing import CallGrammar, ParserContext
-from llmcore.text.request_parsing import OutputParsers, RequestParsing
 from llmcore.text.templates import RESERVED
 
+from llmcore_server.chat.call_grammars import forced_calls, free_calls
+from llmcore_server.chat.request_parsing import OutputParsers, RequestParsing
 from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front
 from llmcore_server.http.guided import guided
@@ -64,13 +66,12 @@ def guided_calls(
     context = replace(context, tools=tools)
     grammar = _call_grammar(front, context, param)
     if answer is not None and choice.mode != "required":
-        calls = grammar.forced(tools, single=single)
+        calls = forced_calls(grammar, tools, single=single)
         return LogitsProcessor(answer.name, {**answer.args, "calls": calls}, answer.param)
     named = choice.mode == "required" and choice.names is not None and len(choice.names) == 1
-    written = grammar.forced if choice.mode == "required" else grammar.free
-    return guided(
-        front, param, **written(tools, single=single or named), thought=thought_of(front, context), **options
-    )
+    written = forced_calls if choice.mode == "required" else free_calls
+    args = written(grammar, tools, single=single or named)
+    return guided(front, param, **args, thought=thought_of(front, context), **options)
 
 
 def check_begun(guide: LogitsProcessor | None, parsing: RequestParsing | None) -> None:
@@ -136,8 +137,7 @@ def _short_id(given: str, size: int) -> str:
 
 def _call_grammar(front: Front, context: ParserContext, param: str) -> CallGrammar:
     parser = front.parsers.tool
-    grammar = None if parser is None else parser.grammar(context)
-    if grammar is None:
+    if parser is None or parser.spec.grammar is None:
         name = "none" if parser is None else parser.spec.name
         raise refusal(
             param,
@@ -145,6 +145,7 @@ def _call_grammar(front: Front, context: ParserContext, param: str) -> CallGramm
             "auto or none, without strict",
             "unsupported_parameter",
         )
+    grammar: CallGrammar = load(parser.spec.grammar)(context)
     return grammar
 
 

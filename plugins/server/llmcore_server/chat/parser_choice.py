@@ -12,7 +12,8 @@ from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Model
 from llmcore.text.chosen_template import choose_template, named_templates
 from llmcore.text.companions import read_companions
-from llmcore.text.request_parsing import OutputParsers, open_parser
+
+from llmcore_server.chat.request_parsing import OutputParsers, open_parser
 
 _OPTIONS = {"tool": "tool_call_parser", "reasoning": "reasoning_parser"}
 _UNRECOGNISED = "no parser recognises the chat template"

@@ -15,8 +15,8 @@ from llmcore.api.bridge import Bridge, ModelFacts
 from llmcore.api.errors import reraise_if_stopping
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.config import Config
-from llmcore.text.request_parsing import OutputParsers
 
+from llmcore_server.chat.request_parsing import OutputParsers
 from llmcore_server.http import body, streaming
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.deadlines import Deadlines, read_terms

@@ -19,9 +19,9 @@ from typing import Protocol
 import msgspec
 from llmcore.api.bridge import ChoiceEvent, Finish, Submit
 from llmcore.api.errors import RequestError, reraise_if_stopping
-from llmcore.text.request_parsing import RequestParsing
-from llmcore.text.stream import Choice, Healing, Reducer, TextRules, Usage, failure
+from llmcore.text.stream import Healing, Reducer, TextRules, Usage, failure
 
+from llmcore_server.chat.request_parsing import Choice, RequestParsing
 from llmcore_server.http.deadlines import Deadline
 from llmcore_server.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore_server.http.front import Front
@@ -109,16 +109,9 @@ class Generation:
                 [healing for _, healing in healed],
             )
         self.request = request
-        self._reducer = Reducer(
-            request.submits,
-            front.tokenizer,
-            request.rules,
-            front.bridge,
-            parsing=request.parsing,
-            single_call=request.single_call,
-            healings=healings,
-        )
-        self.choices = self._reducer.choices
+        self._reducer = Reducer(request.submits, front.tokenizer, request.rules, front.bridge, healings)
+        n = request.submits[0].n
+        self.choices = [Choice(i, i // n, text, request.parsing) for i, text in enumerate(self._reducer.choices)]
         self._front = front
         self._inside = 0
         self._terms = reply.terms
@@ -165,7 +158,8 @@ class Generation:
 
     def usage(self) -> Usage:
         """The tokens so far."""
-        return self._reducer.usage()
+        thoughts = [choice.thought.count for choice in self.choices if choice.thought is not None]
+        return replace(self._reducer.usage(), reasoning=sum(thoughts) if thoughts else None)
 
     def _limit(self, writer: Writer) -> None:
         """Set the request's time limits: the operator's, or the client's if that is shorter."""
@@ -305,7 +299,11 @@ class Generation:
             if event.finish is _ERROR or event.finish is _ABORT:
                 self._fail(writer, self._failure(event, self.request.submits[prompt]))
                 return
-            choice, texts = self._reducer.feed(prompt, event)
+            number, texts = self._reducer.feed(prompt, event)
+            choice = self.choices[number]
+            parser, single_call = choice.parser, self.request.single_call
+            if parser is not None and choice.parse(parser, texts, single_call=single_call):
+                self._reducer.stop(number)
             writer.write(choice, event, texts)
             if not self._reducer.running:
                 self._complete(writer)

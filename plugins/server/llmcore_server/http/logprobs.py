@@ -17,7 +17,8 @@ from typing import NamedTuple
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, ChoiceEvent, Finish
 from llmcore.api.errors import RequestError
 from llmcore.api.protocols import Tokenizer
-from llmcore.text.stream import Choice
+
+from llmcore_server.chat.request_parsing import Choice
 
 LOWEST = -9999.0
 """The number for minus infinity, which JSON does not have."""

@@ -8,13 +8,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import zmq
 from llmcore.api.bridge import Load, ModelFacts
 from llmcore.api.errors import LlmcoreError, Stopped
-from llmcore.config import Config, with_plugins
+from llmcore.config import Config
 from llmcore.registry.loader import build_registry
 from llmcore.registry.registry import Registry
 
@@ -102,7 +102,7 @@ def serve(
     `drain_timeout` seconds, the second ends everything at once. Afterwards they are ignored: the process is to end.
     """
     if not config.discovered:
-        config = with_plugins(config, build_registry(config).offered)
+        config = replace(config, discovered=build_registry(config).offered)
     stops = Stops()
     registry = build_registry(config)
     with stops.counting(), registry.lifetime(config):

@@ -1,4 +1,5 @@
-"""The parsers of a request: how two compose, the special tokens that they see, answers that continue a message."""
+"""The parsers of a request: how two compose, the special tokens that they see, the tokens of
+reasoning, answers that continue a message."""
 
 from __future__ import annotations
 
@@ -20,10 +21,17 @@ from llmcore.text.events import (
     joined,
 )
 from llmcore.text.parsing import OutputParser, ParserContext
-from llmcore.text.request_parsing import ActiveParser, Chained, OutputParsers, RequestParsing, open_parser
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.tokenizer import BOS, PAD, write_tokenizer
+from llmcore_server.chat.request_parsing import (
+    ActiveParser,
+    Chained,
+    OutputParsers,
+    ReasoningTokens,
+    RequestParsing,
+    open_parser,
+)
 
 
 class Upper:
@@ -86,6 +94,21 @@ def test_a_parser_names_the_special_tokens_it_reads(tokenizer: FastTokenizer) ->
     assert found.tool is not None and found.tool.special_ids == {BOS, PAD}
     bound = found.bind(ParserContext(tools={"f": {}}))
     assert bound is not None and bound.special_ids == {BOS, BOS + 1, PAD}
+
+
+def test_reasoning_ends_at_the_first_token_of_the_answer() -> None:
+    counter = ReasoningTokens()
+    begun = ([ReasoningDelta(""), TextDelta("b")], [TextDelta("c")])
+    for events in ([], [ReasoningDelta("so")], [TextDelta("")], *begun):
+        counter.add(events)
+    assert (counter.count, counter.over) == (3, True)
+
+
+def test_an_answer_without_reasoning_has_no_reasoning_tokens() -> None:
+    counter = ReasoningTokens()
+    for events in ([], [ToolCallBegun(0, "f")], [ToolCallDelta(0, "{}")]):
+        counter.add(events)
+    assert (counter.count, counter.over) == (0, True)
 
 
 # --- answers that continue a message ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`--tokenizer_mode slow`: the `sentencepiece` package reads a model's tokenizer.model.
+"""A model's tokenizer.model, read by the `sentencepiece` package.
 
 Some special tokens are not in tokenizer.model: they were added later, with ids after its last one. They come from
 tokenizer_config.json, and `encode` cuts them out of the text first.
@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmcore.api.errors import ConfigError, RequestError
-from llmcore.text.companions import Companions, read_companions, read_json
-from llmcore.text.templates import ChatTemplate, Renderer
+from llmcore.api import ConfigError, RequestError
+from llmcore.api.text import ChatTemplate, Companions, read_companions
+from sentencepiece import SentencePieceProcessor
 
 
-class SlowTokenizer:
+class SentencePieceTokenizer:
     """A `protocols.Tokenizer` with a SentencePiece model."""
 
-    def __init__(self, processor: Any, settings: Mapping[str, Any], companions: Companions):
+    def __init__(self, processor: Any, companions: Companions):
         self._processor = processor
         self._added = {
             str(token["content"]): int(token_id)
-            for token_id, token in settings.get("added_tokens_decoder", {}).items()
+            for token_id, token in companions.settings.get("added_tokens_decoder", {}).items()
         }
         self._names = {token_id: text for text, token_id in self._added.items()}
         self._cut = re.compile("|".join(map(re.escape, sorted(self._added, key=len, reverse=True))) or r"(?!)")
@@ -31,8 +31,8 @@ class SlowTokenizer:
         self.vocab_size = max([self._size, *(token_id + 1 for token_id in self._names)])
         self.special_ids = frozenset(self._names) | {i for i in range(self._size) if processor.is_control(i)}
         self.eos_ids = companions.eos_ids or self._eos(companions)
-        self._adds_bos = bool(settings.get("add_bos_token", True)) and processor.bos_id() >= 0
-        self.template: Renderer = ChatTemplate(companions.templates, companions.tokens)
+        self._adds_bos = bool(companions.settings.get("add_bos_token", True)) and processor.bos_id() >= 0
+        self.template = ChatTemplate(companions.templates, companions.tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. `add_special_tokens` puts the BOS first, unless the model's config says otherwise."""
@@ -86,23 +86,16 @@ class SlowTokenizer:
             raise RequestError(f"token id {token_id} is not in the vocabulary; ids are 0 to {self.vocab_size - 1}")
 
 
-def has_sentencepiece_model(model: Path) -> bool:
+def has_tokenizer_model(model: Path) -> bool:
     """TokenizerSpec.sniff: True if the directory has a tokenizer.model."""
     return (model / "tokenizer.model").is_file()
 
 
-def load_slow(directory: Path) -> SlowTokenizer:
-    """TokenizerSpec.load. Raises ConfigError if the package is missing or the file is broken."""
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise ConfigError(
-            "--tokenizer_mode slow needs the sentencepiece package: pip install 'llmcore-engine[slow-tokenizer]', "
-            "or leave the option out"
-        ) from error
-    processor = sentencepiece.SentencePieceProcessor()
+def load_tokenizer(directory: Path) -> SentencePieceTokenizer:
+    """TokenizerSpec.load. Raises ConfigError if the file is broken."""
+    processor = SentencePieceProcessor()
     try:
         processor.Load(str(directory / "tokenizer.model"))
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"tokenizer.model cannot be loaded ({error}); download the model again") from error
-    return SlowTokenizer(processor, read_json(directory / "tokenizer_config.json"), read_companions(directory))
+    return SentencePieceTokenizer(processor, read_companions(directory))

@@ -12,11 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
+from llmcore.api.bridge import Finish
 from llmcore.api.protocols import Tokenizer
 from llmcore.api.specs import OutputParserSpec
 from llmcore.registry.loader import load
 from llmcore.text.events import Event, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded, joined
-from llmcore.text.parsing import CallGrammar, MakeParser, OutputParser, ParserContext
+from llmcore.text.parsing import MakeParser, OutputParser, ParserContext
+from llmcore.text.stream import ChoiceText
+
+_RUNNING = Finish.RUNNING
+"""Looked up once, because access to an enum's members is slow, and every token needs it."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +31,6 @@ class ActiveParser:
     spec: OutputParserSpec
     make: MakeParser
     special_ids: frozenset[int]
-
-    def grammar(self, context: ParserContext) -> CallGrammar | None:
-        """The grammar for calls of the context's tools, or None if the parser does not have one."""
-        if self.spec.grammar is None:
-            return None
-        grammar: CallGrammar = load(self.spec.grammar)(context)
-        return grammar
 
 
 @dataclass(frozen=True)
@@ -125,6 +123,77 @@ def open_parser(spec: OutputParserSpec, tokenizer: Tokenizer) -> ActiveParser:
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in spec.special_tokens)
     ids = frozenset(ids[0] for ids in encoded if len(ids) == 1) & tokenizer.special_ids
     return ActiveParser(spec, load(spec.make), ids)
+
+
+class ReasoningTokens:
+    """Counts the reasoning tokens of a choice: those before the first token that adds to the answer or to a call.
+
+    Tags around the reasoning count too. Without any reasoning text the count is 0. `over`: the answer has begun.
+    """
+
+    __slots__ = ("_before", "_thought", "over")
+
+    def __init__(self) -> None:
+        self.over = False
+        self._before = 0
+        self._thought = False
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Add the next token, of which the parsers made `events`."""
+        for event in events:
+            if isinstance(event, ReasoningDelta):
+                self._thought = self._thought or bool(event.text)
+            elif not isinstance(event, TextDelta) or event.text:
+                self.over = True
+        self._before += not self.over
+
+    @property
+    def count(self) -> int:
+        """The number of reasoning tokens."""
+        return self._before if self._thought else 0
+
+
+class Choice:
+    """One answer of a request: its text, and the events that output parsers make of it.
+
+    `index` counts over the whole request: all choices of the first prompt come first.
+    `events`: what the parsers made of the newest texts; None without parsers.
+    `calls`: the number of tool calls so far.
+    `thought`: counts the tokens of reasoning; None without a reasoning parser.
+    """
+
+    __slots__ = ("calls", "events", "index", "parser", "prompt", "text", "thought")
+
+    def __init__(self, index: int, prompt: int, text: ChoiceText, parsing: RequestParsing | None = None):
+        self.index = index
+        self.prompt = prompt
+        self.text = text
+        self.parser = None if parsing is None else parsing.make()
+        self.events: list[Event] | None = None
+        self.calls = 0
+        self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
+
+    def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> bool:
+        """Parse the newest texts into `events`: text, reasoning, tool calls.
+
+        `single_call`: the first call is the end of the answer. Returns True if this call is complete.
+        """
+        self.events = events = []
+        if self.thought is not None and not self.thought.over:
+            for text in texts:
+                piece = list(parser.feed(text))
+                self.thought.add(piece)
+                events += piece
+        elif text := "".join(texts):
+            events += parser.feed(text)
+        if self.text.finish is not _RUNNING:
+            events += parser.finish()
+        for i, event in enumerate(events):
+            self.calls += isinstance(event, ToolCallBegun)
+            if single_call and isinstance(event, ToolCallEnded):
+                del events[i + 1 :]
+                return True
+        return False
 
 
 # --- answers that continue a message of the client ---------------------------------------------------------------

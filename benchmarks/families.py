@@ -35,7 +35,7 @@ import numpy as np
 import torch
 import transformers
 from llmcore.api.specs import DeviceInfo, OpContext
-from llmcore.engine.dry_model import fallbacks
+from llmcore.engine.blueprint import fallbacks
 from llmcore.engine.model import pick_device
 from llmcore.layers.moe import MoE
 from llmcore.ops import moe, moe_route

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from gpu import config_of
 from llmcore.api.bridge import Finish, Prompt, SamplingParams, StepEvents, Submit
-from llmcore.engine.budget import DEFAULT_TOTAL_LEN
+from llmcore.engine.memory import DEFAULT_TOTAL_LEN
 from llmcore.engine.model import pick_device
 from llmcore.sched.plan import MIXED_TOKENS, padded
 from llmcore_devtools.bench.engine_runs import BenchEngine
@@ -209,7 +209,7 @@ def run(name: str, bench: BenchEngine, waves: Iterable[Sequence[Submit]], *, one
         f"{name}: {len(asked):,} requests, at most {most_running:,} at once, {time.perf_counter() - began:.1f} s, "
         f"{after.steps - before.steps:,} steps, "
         f"{after.preemptions - before.preemptions:,} preemptions, KV at most {most_live / after.kv_total:.1%} full, "
-        f"{engine.captured} captured steps so far",
+        f"{engine.load().graphs} captured steps so far",
         flush=True,
     )
     if after.kv_live or after.running or after.waiting:

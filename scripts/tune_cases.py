@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from llmcore.api.protocols import AttnLimits
 from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
-from llmcore.engine.dry_model import resolutions_of
+from llmcore.engine.blueprint import blueprint_at
 from llmcore.ops import DTYPES, drawing, rope_angles, size
 from llmcore.ops.sample import plain_rows
 from llmcore.registry.loader import load
-from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import candidates_for
 from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, case
@@ -99,7 +98,7 @@ def contexts(registry: Registry, model: Path, device: DeviceInfo, ops: Iterable[
     """Returns the contexts that serving `model` needs, whatever kernels exist: composites, and the parts that they
     expand to."""
     wanted, found = set(ops), []
-    asked = [resolution.context for resolution in resolutions_of(model, registry, device, Pins(), dtype)]
+    asked = [resolution.context for resolution in blueprint_at(model, registry, device, dtype).resolutions()]
     known = {spec.name: spec for spec, _ in registry.specs(OpSpec)}
     for context in asked:
         spec = known[context.op]

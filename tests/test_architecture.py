@@ -41,7 +41,7 @@ HOST = ("layers", "text", "cli.options", "cli.display", "weights.source")
 
 DIALECTS = ("openai", "lightllm", "tgi")
 
-TORCH_FREE = ("api", "config", "registry", "weights.map", "sched", "text", "cli", "engine.budget")
+TORCH_FREE = ("api", "config", "registry", "weights.map", "sched", "text", "cli", "engine.memory")
 """`api.engine` alone brings torch."""
 
 SERVER_TORCH_FREE = ("http", "supervisor", "api", "messages", "serve", "plugin", "prometheus", "status")

@@ -104,13 +104,10 @@ def _choices(asked: Asked, registry: Registry) -> list[Row]:
     if asked.model is None:
         pins = apply_modes(asked.mode, registry, device, asked.kernel)
         return choice_rows(_choices_of_specs(asked, registry, device, pins))
-    from llmcore.engine.dry_model import mode_fit_of, resolutions_of
+    from llmcore.engine.blueprint import blueprint_at
 
-    path = resolve_model(asked.model)
-    if asked.mode:
-        mode_fit_of(path, registry, device, asked.dtype, asked.deterministic).check(asked.mode)
-    pins = apply_modes(asked.mode, registry, device, asked.kernel)
-    found = resolutions_of(path, registry, device, pins, asked.dtype, asked.deterministic)
+    plain = blueprint_at(resolve_model(asked.model), registry, device, asked.dtype, asked.deterministic)
+    found = plain.pinned(asked.mode, asked.kernel).resolutions()
     return choice_rows((resolution.context, resolution) for resolution in found)
 
 

@@ -39,9 +39,9 @@ def command(
     if model is None:
         misfit: Callable[[ModeSpec], str | None] = partial(mode_misfit, registry=registry, device=info)
     else:
-        from llmcore.engine.dry_model import mode_fit_of
+        from llmcore.engine.blueprint import blueprint_at
 
-        misfit = mode_fit_of(Path(model), registry, info, dtype, deterministic).misfit
+        misfit = blueprint_at(Path(model), registry, info, dtype, deterministic).misfit
     rows = [
         {
             "name": spec.name,

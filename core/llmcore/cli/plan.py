@@ -17,7 +17,7 @@ from llmcore.api.protocols import Device
 from llmcore.api.specs import DeviceSpec, KVLayoutSpec
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import Config, with_model_resolved
-from llmcore.engine.budget import Budget, Machine, predict
+from llmcore.engine.memory import Budget, Machine, predict
 from llmcore.registry.devices import find_device
 from llmcore.registry.loader import load
 from llmcore.registry.modes import apply_modes
@@ -69,25 +69,16 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     family, model = read_model_as_set(registry, checkpoint.config(), config)
     machine, doubled = find_machine(registry, config.model.device, memory), ()
-    if config.kernels.mode:
-        from llmcore.engine.dry_model import ModeFit
-
-        ModeFit(
-            registry=registry,
-            device=machine.info,
-            family=family,
-            model=model,
-            described=checkpoint.config(),
-            deterministic=config.kernels.deterministic,
-            granule=config.memory.cache_block_seq_len,
-        ).check(config.kernels.mode)
-    pins = apply_modes(config.kernels.mode, registry, machine.info, config.kernels.kernel)
-    quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
-    if dummy:
-        from llmcore.engine.dry_model import dry_model
+    modes, kernels = config.kernels.mode, config.kernels.kernel
+    if dummy or modes:
+        from llmcore.engine.blueprint import blueprint
         from llmcore.weights.load import stored_shapes
 
-        built, _ = dry_model(family, model, registry, machine.info, pins, config.kernels.deterministic, quantized)
+        plan = blueprint(config, registry, machine.info, checkpoint).pinned(modes, kernels)
+    pins = apply_modes(modes, registry, machine.info, kernels)
+    quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
+    if dummy:
+        built, _ = plan.dry()
         shapes = stored_shapes(built)
         stored = Counter({"drawn": len(shapes)})
     else:

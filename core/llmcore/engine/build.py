@@ -16,17 +16,18 @@ from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.api.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
 from llmcore.config import Config, Kernels
-from llmcore.engine.budget import GRAPH_BYTES, Budget, Machine, predict
-from llmcore.engine.dry_model import fallbacks
-from llmcore.engine.engine import Engine
-from llmcore.engine.kv_capacity import (
-    OUT_OF_MEMORY,
-    Room,
+from llmcore.engine.blueprint import blueprint, fallbacks
+from llmcore.engine.engine import OUT_OF_MEMORY, Engine
+from llmcore.engine.memory import (
+    GRAPH_BYTES,
+    Budget,
+    Machine,
     figures,
     fit,
     kv_capacity,
     kv_room,
     kv_short,
+    predict,
     scheduler_limits,
     stall_ms,
     step_short,
@@ -35,7 +36,7 @@ from llmcore.engine.kv_capacity import (
     weights_short,
 )
 from llmcore.engine.model import Loaded, Progress, describe_sampling, load_model, pick_device
-from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
+from llmcore.engine.model_runner import GroupKV, ModelRunner, StepOps
 from llmcore.engine.processors import processors_of
 from llmcore.engine.profile import measure, prefill_rate, run_worst_case, take_workspaces, warm_up
 from llmcore.engine.sampler import RowSampler, RowScorer
@@ -48,6 +49,8 @@ from llmcore.registry.official import kernels_that_help
 from llmcore.registry.registry import Registry
 from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler
+from llmcore.weights.load import stored_shapes
+from llmcore.weights.source import open_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -87,19 +90,20 @@ class _Parts:
         return {group.name: self.loaded.build.layout(group.name) for group in self.loaded.config.kv_groups}
 
     @property
+    def granules(self) -> tuple[int, ...]:
+        """Tokens of a granule of each KV group."""
+        return tuple(layout.granule for layout in self.layouts.values())
+
+    @property
     def token_bytes(self) -> int:
         """KV of one token over all groups."""
         return token_bytes(self.layouts.values())
-
-    def room(self, graphs: int) -> Room:
-        """For KV, beside `graphs` bytes of graphs."""
-        return Room(token_bytes=self.token_bytes, graphs=graphs, left=self.left)
 
     def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> ModelRunner:
         """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
         where, build = self.device.torch_device, self.loaded.build
         groups = [
-            group_kv(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
+            GroupKV(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
         ]
         vocabulary, scores = self.loaded.config.vocab_size, self.loaded.config.scores
         drawn = () if scores else VARIANTS
@@ -109,7 +113,7 @@ class _Parts:
             outputs=build.op("step_outputs"),
             slots=tuple(build.op("kv_slots", granule=group.layout.granule) for group in groups),
         )
-        sampler = (RowScorer if scores else RowSampler)(self.device, tables, samplers, vocabulary)
+        sampler = (RowScorer if scores else RowSampler)(tables, samplers, vocabulary)
         kernels = self.config.kernels
         return ModelRunner(
             self.loaded.model,
@@ -127,8 +131,8 @@ class _Parts:
         )
 
 
-def build_engine(config: Config, registry: Registry, progress: Progress = _silent) -> Engine:
-    """Everything that takes time at a start; reports how far it is to `progress`. Raises ConfigError.
+def build_engine(config: Config, registry: Registry, progress: Progress | None = None) -> Engine:
+    """Everything that takes time at a start; tells `progress` how far it is. Raises ConfigError.
 
     `on_model_built` is called before it returns.
     """
@@ -136,13 +140,14 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     for kind, name in _policies(config):  # before anything takes long
         registry.find(kind, name)
     device = pick_device(registry, config.model.device)
-    machine = machine_of(device, config)
+    kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
+    machine = Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
     device.reset_peak()
     free = device.free_memory()
     try:
-        loaded = load_model(config, registry, device, progress)
+        loaded = load_model(config, registry, device, progress or _silent)
     except OUT_OF_MEMORY as error:
-        raise weights_short(config, registry, device, machine, free) from error
+        raise weights_short(device, figures(_predicted(config, registry, machine), device, free)) from error
     read = time.monotonic()
     limits = scheduler_limits(config, loaded.config, device)
     parts = _Parts(config, registry, device, loaded, limits, machine, free, device.free_memory())
@@ -187,6 +192,15 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     return Engine(scheduler, runner, device, facts, processors, loaded.config.fixed_angles_up_to)
 
 
+def _predicted(config: Config, registry: Registry, machine: Machine) -> Budget:
+    """The prediction for a model whose weights could not be loaded."""
+    checkpoint = open_checkpoint(registry, config.model.path, weights=False)
+    plan = blueprint(config, registry, machine.info, checkpoint).pinned(config.kernels.mode, config.kernels.kernel)
+    dry, build = plan.dry()
+    layouts = [build.layout(group.name) for group in plan.model.kv_groups]
+    return predict(plan.model, stored_shapes(dry), config, machine, token_bytes(layouts))
+
+
 def _without_effect(config: Config, device: Device) -> list[str]:
     """Warnings for settings of captured steps on a device that captures none."""
     names = ("disable_cudagraph", "graph_max_batch_size") if not device.graphs else ()
@@ -197,7 +211,7 @@ def _without_effect(config: Config, device: Device) -> list[str]:
 def _tables(parts: _Parts) -> Tables:
     limits = parts.limits
     try:
-        return Tables(parts.device, limits.max_running, limits.max_total_len, _granules(parts))
+        return Tables(parts.device, limits.max_running, limits.max_total_len, parts.granules)
     except OUT_OF_MEMORY as error:
         raise tables_short(error, parts.config, limits.max_total_len) from error
 
@@ -211,15 +225,18 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
     device = parts.device
     take_workspaces(parts.loaded.model.attention_kernels, parts.limits)
     graphs = GRAPH_BYTES + (_measured(parts, tables) if device.measured else 0)
+    room = kv_room(parts.config, device, parts.token_bytes, graphs, parts.left)
     try:
-        parts.limits, kv_tokens = _fitted(parts, graphs)
+        kv_tokens = kv_capacity(parts.config, parts.limits, device, room, parts.token_bytes)
+        coarsest = max(parts.granules)
+        kv_tokens = max(kv_tokens // coarsest, 1) * coarsest  # whole granules of every group
+        parts.limits = fit(parts.config, parts.limits, kv_tokens)
     except ConfigError as error:
         raise ConfigError(f"{error}\n{parts.figures}") from error
-    room = kv_room(parts.config, device, parts.room(graphs))
     try:
         runner = parts.runner(tables, kv_tokens, graphs)
         if device.measured:
-            run_worst_case(runner, device, parts.limits, _granules(parts))
+            run_worst_case(runner, device, parts.limits, parts.granules)
             warm_up(runner, device, parts.limits)
     except OUT_OF_MEMORY as error:
         raise kv_short(error, parts.config, kv_tokens, room, parts.token_bytes, parts.figures) from error
@@ -241,25 +258,13 @@ def _measured(parts: _Parts, tables: Tables) -> int:
     """Run the largest steps; bytes of their graphs."""
     try:
         runner = parts.runner(tables, 1, GRAPH_BYTES << 4)
-        graphs = measure(runner, parts.device, parts.limits, _granules(parts))
+        graphs = measure(runner, parts.device, parts.limits, parts.granules)
     except OUT_OF_MEMORY as error:
         raise step_short(error, parts.figures) from error
     del runner  # its graphs go with it
     if parts.device.graphs:
         parts.device.forget_graphs()
     return graphs
-
-
-def _granules(parts: _Parts) -> tuple[int, ...]:
-    return tuple(layout.granule for layout in parts.layouts.values())
-
-
-def _fitted(parts: _Parts, graphs: int) -> tuple[SchedulerLimits, int]:
-    """The limits cut to the KV there is beside `graphs` bytes, and its tokens: whole granules of every group."""
-    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, parts.room(graphs))
-    coarsest = max(_granules(parts))
-    kv_tokens = max(kv_tokens // coarsest, 1) * coarsest
-    return fit(parts.config, parts.limits, kv_tokens), kv_tokens
 
 
 def _policies(config: Config) -> tuple[tuple[type[Made], str], ...]:
@@ -306,14 +311,8 @@ def _fingerprint(parts: _Parts) -> str:
     """A digest of all that decides what a step computes."""
     chosen = sorted(parts.loaded.build.chosen().items())
     notes = sorted(parts.loaded.build.notes.items())
-    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(_granules(parts)), parts.loaded.quant, notes])
+    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(parts.granules), parts.loaded.quant, notes])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def machine_of(device: Device, config: Config) -> Machine:
-    """The figures for a prediction, taken before anything uses memory."""
-    kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
-    return Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
 
 
 def memory_text(weights: int, kv: int, tokens: int) -> str:
@@ -325,11 +324,9 @@ def summary(
     loaded: Loaded, device: Device, parameters: int, timings: Mapping[str, float]
 ) -> Sequence[tuple[str, str]]:
     """The start-up summary as (label, text)."""
-    kernels: dict[str, list[str]] = {}
+    kernels: dict[str, dict[str, None]] = {}
     for resolution in loaded.build.resolutions:
-        names = kernels.setdefault(resolution.context.op, [])
-        if resolution.chosen.name not in names:
-            names.append(resolution.chosen.name)
+        kernels.setdefault(resolution.context.op, {})[resolution.chosen.name] = None
     config = loaded.config
     quant = f", weights through {loaded.quant}" if loaded.quant else ""
     return (

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
+import torch
 
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
 from llmcore.api.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
 from llmcore.api.protocols import Device
-from llmcore.engine.kv_capacity import OUT_OF_MEMORY
 from llmcore.engine.model_runner import Launched, ModelRunner
 from llmcore.engine.processor_build import ProcessorBuilder
 from llmcore.engine.processors import Processors
@@ -28,6 +28,8 @@ from llmcore.sched.processors import Reason, Steered
 from llmcore.sched.scheduler import QueueStats, Scheduler
 
 logger = logging.getLogger(__name__)
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 _LOOK_SECONDS = 1.0
 _FAILED = ("internal_error", "the model failed on this request")
@@ -71,11 +73,6 @@ class Engine:
         """Nothing runs, waits or is in flight."""
         return not self._flying and self._scheduler.idle and not self._builder.open
 
-    @property
-    def captured(self) -> int:
-        """Steps that are captured so far."""
-        return self._runner.graphs
-
     def submit(self, request: Submit, owner: int = 0) -> None:
         """Queue a request. Raises RequestError if it is wrong, can never fit, or cannot be queued.
 
@@ -104,7 +101,7 @@ class Engine:
         stats = self._scheduler.queue_stats()
         if not self._builder.open:
             return stats
-        unmade = list(self._builder.requests())
+        unmade = [making.request for making in self._builder.open.values()]
         return replace(
             stats,
             choices=stats.choices + sum(request.choices for request in unmade),
@@ -133,7 +130,7 @@ class Engine:
             return [*given_up, self._read()] if self._flying else given_up
         steered = self._scheduler.steering(plan)
         events = given_up + self._enqueue(plan)
-        if self._flying and self._flying[-1].pending is not None:
+        if self._flying and self._flying[-1].logits is not None:
             # Its processors need the tokens of the steps before it; its own forward runs meanwhile.
             while len(self._flying) > 1:
                 events.append(self._read())
@@ -146,17 +143,18 @@ class Engine:
         """The device is lost: everything ends with an error."""
         self._flying.clear()
         error = RequestError(message, code="engine_failed", status=503)
-        unmade = [{owner: refusal(request, error)} for request, owner in self._builder.clear()]
+        unmade = [{making.owner: refusal(making.request, error)} for making in self._builder.open.values()]
+        self._builder.open.clear()
         return [self._scheduler.abandon(("engine_failed", message)), *unmade]
 
     def _give_up(self) -> list[Events]:
         """Every _LOOK_SECONDS, end requests that wait for a processor for too long."""
-        self._processors.hurry()
+        self._processors.threads.hurry()
         now = time.monotonic()
         if now < self._looks_at:
             return []
         self._looks_at = now + _LOOK_SECONDS
-        self._processors.tend()
+        self._processors.threads.tend()
         events = self._scheduler.give_up()
         return [events] if events else []
 
@@ -164,14 +162,14 @@ class Engine:
         """Queue the requests whose logits processors are made. Returns the errors of those that
         cannot be served, and a notice for each whose processors leave out a part of their arguments."""
         events: list[Events] = []
-        for made in self._builder.done() if self._builder.open else ():
+        for made, result in self._builder.done() if self._builder.open else ():
             try:
                 with _own_failure(made.request):
-                    if isinstance(made.result, RequestError):
-                        raise made.result
-                    self._scheduler.submit(self._salted(made.request), made.owner, made.result.choices)
-                    if made.result.unenforced:
-                        events.append({made.owner: notice(made.request, made.result.unenforced)})
+                    if isinstance(result, RequestError):
+                        raise result
+                    self._scheduler.submit(self._salted(made.request), made.owner, result.choices)
+                    if result.unenforced:
+                        events.append({made.owner: notice(made.request, result.unenforced)})
             except RequestError as error:
                 events.append({made.owner: refusal(made.request, error)})
         return events
@@ -252,28 +250,21 @@ class Engine:
         facts, sampling = self.facts, request.sampling
         if request.score != bool(facts.scores):
             does = "scores prompts and generates nothing" if facts.scores else "generates; it has no head that scores"
-            raise RequestError(f"this model ({facts.architecture}) {does}", code="invalid_value")
+            raise _wrong(f"this model ({facts.architecture}) {does}")
         alone = (request.n, request.max_new_tokens, request.prompt_logprobs, request.beams) == (1, 1, False, None)
         if (request.score or request.pool) and not alone:
-            raise RequestError(
+            raise _wrong(
                 "a score or a hidden state comes alone: n and max_new_tokens have to be 1, without beams and "
                 "prompt_logprobs",
-                param="n",
-                code="invalid_value",
+                "n",
             )
         if request.pool:
             _check_pool(request, facts)
         if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= facts.vocab_size):
-            raise RequestError(
-                f"prompt_top: it needs prompt_logprobs and is at most {facts.vocab_size}",
-                param="prompt_top",
-                code="invalid_value",
-            )
+            raise _wrong(f"prompt_top: it needs prompt_logprobs and is at most {facts.vocab_size}", "prompt_top")
         if request.prompt_top and len(request.prompt) * (1 + request.prompt_top) > MOST_LOGPROBS_AT_ONCE:
-            raise RequestError(
-                f"prompt_top: of one prompt at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities are told",
-                param="prompt_top",
-                code="invalid_value",
+            raise _wrong(
+                f"prompt_top: of one prompt at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities are told", "prompt_top"
             )
         prompt, decay = request.prompt.ids, sampling.length_decay
         given: dict[str, Iterable[int]] = {
@@ -286,27 +277,25 @@ class Engine:
         }
         for name, ids in given.items():
             if wrong := [token for token in ids if not 0 <= token < facts.vocab_size]:
-                raise RequestError(
-                    f"{name}: token id {wrong[0]} is outside 0 to {facts.vocab_size - 1}",
-                    param=name,
-                    code="invalid_value",
-                )
+                raise _wrong(f"{name}: token id {wrong[0]} is outside 0 to {facts.vocab_size - 1}", name)
         if request.beams is not None:
             check_search(request, facts.vocab_size)
+
+
+def _wrong(message: str, param: str | None = None) -> RequestError:
+    return RequestError(message, param=param, code="invalid_value")
 
 
 def _check_pool(request: Submit, facts: ModelFacts) -> None:
     """Raise RequestError for a hidden state that this model does not have, or that is not of the prompt alone."""
     if request.pool not in POOLINGS:
-        raise RequestError(
-            f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", param="pooling", code="invalid_value"
-        )
+        raise _wrong(f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", "pooling")
     if not facts.embedding_size:
         raise RequestError(
             f"this model ({facts.architecture}) does not show its hidden states", code="unsupported_parameter"
         )
     if request.sampling != SamplingParams(temperature=0.0, seed=request.sampling.seed):
-        raise RequestError("a hidden state is one greedy token and nothing else", code="invalid_value")
+        raise _wrong("a hidden state is one greedy token and nothing else")
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import atexit
 import logging
 import threading
 from collections import deque
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from llmcore.api.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, Subscribers, explode
 from llmcore.api.errors import RequestError, text_of
@@ -20,6 +21,9 @@ _IDLE_SECONDS = 1.0
 _STUCK_SECONDS = 0.001
 """Pause when there is work, but none that a step could do now."""
 
+_ENDED_SECONDS = 0.1
+"""A caller that waits for the thread's answer looks this often whether the thread has ended."""
+
 Message = Submit | Abort | FinishChoice | SimpleQueue[Load]
 """Messages to the engine's thread; it puts a snapshot of its load into a queue."""
 
@@ -30,14 +34,12 @@ class InProcessBridge:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._inbox: deque[Message] = deque()
-        self._posting = threading.Lock()
-        self._over = False
         self._requests = Subscribers(lambda request: self._post(Abort(request)))
         self._wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
-        atexit.register(self._leave)
+        atexit.register(self._end)
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Queue `request`. Its errors come as events. Raises RequestError (503) when the engine has ended."""
@@ -56,32 +58,28 @@ class InProcessBridge:
 
     def load(self) -> Load:
         """A snapshot in which everything that was asked for before is done; waits for the running step."""
-        answer: SimpleQueue[Load] = SimpleQueue()
-        if threading.current_thread() is self._thread or not self._post(answer):
-            return self._engine.load()
-        return answer.get()
+        if threading.current_thread() is not self._thread:
+            answer: SimpleQueue[Load] = SimpleQueue()
+            self._post(answer)
+            while self._thread.is_alive():
+                with suppress(Empty):
+                    return answer.get(timeout=_ENDED_SECONDS)
+        return self._engine.load()
 
     def close(self) -> None:
         """End the thread; what is open gets an error."""
-        atexit.unregister(self._leave)
+        atexit.unregister(self._end)
+        self._end(None)
+
+    def _end(self, seconds: float | None = EXIT_SECONDS) -> None:
+        """End the thread; without `seconds`, when Python exits: see EXIT_SECONDS."""
         self._closing = True
         self._wake.set()
-        self._thread.join()
+        self._thread.join(seconds)
 
-    def _leave(self) -> None:
-        """Python exits: see EXIT_SECONDS."""
-        self._closing = True
+    def _post(self, message: Message) -> None:
+        self._inbox.append(message)
         self._wake.set()
-        self._thread.join(EXIT_SECONDS)
-
-    def _post(self, message: Message) -> bool:
-        """False if the thread has ended, so that no message is read any more."""
-        with self._posting:
-            if self._over:
-                return False
-            self._inbox.append(message)
-        self._wake.set()
-        return True
 
     def _run(self) -> None:
         message = "the engine was closed"
@@ -92,26 +90,17 @@ class InProcessBridge:
             message = f"the engine failed: {text_of(error)}"
         self._requests.refuse(("engine_failed", message))
         self._requests.end_all()
-        with self._posting:
-            self._over = True
-        for waiting in self._inbox:
-            if isinstance(waiting, SimpleQueue):
-                waiting.put(self._engine.load())
 
     def _serve(self) -> None:
         while not self._closing:
             self._drain()
-            if self._engine.idle:
-                self._wake.wait(_IDLE_SECONDS)
-                self._wake.clear()
-                continue
-            steps = self._engine.step()
-            if not steps and not self._engine.idle:
-                self._wake.wait(_STUCK_SECONDS)
-                self._wake.clear()
+            steps = [] if self._engine.idle else self._engine.step()
             for events in steps:
                 if _OWNER in events:
                     self._deliver(events[_OWNER])
+            if not steps:
+                self._wake.wait(_IDLE_SECONDS if self._engine.idle else _STUCK_SECONDS)
+                self._wake.clear()
 
     def _drain(self) -> None:
         for _ in range(len(self._inbox)):  # later messages wait for the next step, or no step would ever run

@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -88,86 +88,76 @@ class Generated:
 
 
 class Collector:
-    """Gathers one request's events, on the bridge's thread; calls `ended` once, and `text` with each piece of text."""
+    """Gathers one request's events, on the bridge's thread; calls `ended` once, and `text` with each piece of text.
+
+    `error`: what ended the request, if it failed.
+    """
 
     def __init__(
         self,
         submit: Submit,
-        llm: LLM,
-        rules: TextRules,
-        *,
+        reducer: Reducer,
         ended: Callable[[Collector], object],
-        text: Callable[[str], object] | None = None,
+        text: Callable[[str], object] | None,
     ) -> None:
-        self._submit = submit
-        self._bridge = llm._bridge
-        self._reducer = Reducer([submit], llm.tokenizer, rules, self._bridge)
+        self.submit = submit
+        self.reducer = reducer
+        self.error: RequestError | None = None
         self._ended = ended
         self._on_text = text
         self._answers = [Answer() for _ in range(submit.n)]
-        self._prompt_logprobs: tuple[float, ...] = ()
-        self._prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
-        self._prompt_ranks: tuple[int, ...] = ()
-        self._error: RequestError | None = None
+        self._of_prompt: dict[str, Any] = {}
         self._started = time.monotonic()
-
-    def start(self) -> None:
-        """Submit the request."""
-        self._bridge.submit(self._submit, self.take)
-
-    def abort(self) -> None:
-        """End what still runs."""
-        self._reducer.abort()
 
     def take(self, event: ChoiceEvent) -> None:
         """The sink."""
-        if self._error is not None:
+        if self.error is not None:
             return
         if event.finish in (Finish.ERROR, Finish.ABORT):
-            self._error = failure(event, self._submit)
+            self.error = failure(event, self.submit)
             self._ended(self)
             return
-        self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
-        self._prompt_top = event.prompt_top or self._prompt_top
-        self._prompt_ranks = event.prompt_ranks or self._prompt_ranks
-        number, texts = self._reducer.feed(0, event)
-        choice, answer = self._reducer.choices[number], self._answers[number]
+        if event.prompt_logprobs:
+            self._of_prompt = {name: getattr(event, name) for name in _OF_PROMPT}
+        number, texts = self.reducer.feed(0, event)
+        choice, answer = self.reducer.choices[number], self._answers[number]
         piece, new = "".join(texts), len(choice.starts)
         answer.text += piece
         if self._on_text is not None and piece:
             self._on_text(piece)
         answer.token_ids.extend(event.tokens[:new])
-        if self._submit.sampling.logprobs is not None:
+        if self.submit.sampling.logprobs is not None:
             answer.logprobs.extend(event.logprobs[:new])
             answer.top_logprobs.extend(event.top[:new])
         answer.scores, answer.pooled = event.scores, event.pooled
         if choice.finish is not Finish.RUNNING:
             answer.finish_reason = FINISH_REASONS[choice.finish]
-        if not self._reducer.running:
+        if not self.reducer.running:
             self._ended(self)
 
     def raise_error(self) -> None:
         """Raise what ended the request, if it failed."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def result(self) -> Generated:
         """All answers; every choice must have ended."""
-        known = self._prompt_logprobs, self._prompt_top, self._prompt_ranks
-        return Generated(
-            tuple(self._submit.prompt.ids.tolist()), self._reducer.usage().cached, tuple(self._answers), *known
-        )
+        ids, cached = tuple(self.submit.prompt.ids.tolist()), self.reducer.usage().cached
+        return Generated(ids, cached, tuple(self._answers), **self._of_prompt)
 
     def record(self) -> RequestRecord:
         """The figures for `on_request_finished`."""
-        return self._reducer.record(
-            request_id=str(self._submit.id),
+        return self.reducer.record(
+            request_id=str(self.submit.id),
             dialect="python",
-            finish="error" if self._error is not None else "",
+            finish="error" if self.error is not None else "",
             started=self._started,
-            ended=self._reducer.last or self._started,
+            ended=self.reducer.last or self._started,
         )
 
+
+_OF_PROMPT = ("prompt_logprobs", "prompt_top", "prompt_ranks")
+"""Fields of a ChoiceEvent and of Generated, which come together."""
 
 TextOrIds = str | Sequence[int]
 Float32 = NDArray[np.float32]
@@ -176,9 +166,15 @@ Done = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Options of `LLM.generate` beside the sampling parameters, the length and the stop texts."""
+class Options:
+    """Options of `LLM.generate` beside the sampling parameters."""
 
+    max_new_tokens: int | None = None
+    """None: to the end of the context."""
+    stop: str | Sequence[str] = ()
+    """Texts that end an answer."""
+    n: int = 1
+    """The number of answers."""
     min_new_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -236,7 +232,7 @@ class LLM:
             converted = stack.enter_context(tempfile.TemporaryDirectory(prefix="llmcore-"))
             stack.enter_context(registry.lifetime(config))
             self.tokenizer: Tokenizer = self._open_tokenizer(config.model.path, Path(converted))
-            engine = build_engine(config, registry, *([] if progress is None else [progress]))
+            engine = build_engine(config, registry, progress)
             self.facts = engine.facts
             self._bridge = InProcessBridge(engine)
             self._open = stack.pop_all()
@@ -256,14 +252,11 @@ class LLM:
         """Answer every prompt, a text or token ids; results are in the prompts' order.
 
         `sampling`, or its fields by name (`temperature`, `top_p`, `seed`, ...); `max_new_tokens` None: to the end of
-        the context; `more` also takes the fields of `Limits`. Raises RequestError for the first prompt that fails.
+        the context; `more` also takes the other fields of `Options`. Raises RequestError for the first prompt that
+        fails.
         """
-        limits, params = _sort_out(more, sampling)
-        params = self._forbidding(limits, params)
-        rules = self._rules(limits, stop)
-        ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
-        submits = [self._submit(prompt, params, rules, limits, (max_new_tokens, n)) for prompt in ids]
-        return self._run(submits, rules, progress)
+        options = {"max_new_tokens": max_new_tokens, "stop": stop, "n": n, **more}
+        return self._answers(prompts, progress, options, sampling)
 
     def score(self, prompts: TextOrIds | Sequence[TextOrIds], *, progress: Done | None = None) -> list[list[float]]:
         """Score every prompt, a text or token ids: one number per label of the model's head,
@@ -271,12 +264,8 @@ class LLM:
 
         Raises RequestError for a model that has no such head.
         """
-        limits, params = _sort_out({}, None)
-        rules = self._rules(limits, ())
-        ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
-        plain = [self._submit(prompt, params, rules, limits, (1, 1)) for prompt in ids]
-        submits = [msgspec.structs.replace(submit, score=True) for submit in plain]
-        return [list(found.answers[0].scores) for found in self._run(submits, rules, progress)]
+        found = self._answers(prompts, progress, {"max_new_tokens": 1}, score=True)
+        return [list(one.answers[0].scores) for one in found]
 
     def embed(
         self,
@@ -290,11 +279,7 @@ class LLM:
 
         [hidden size] each, of length 1 unless `normalize` is False. Raises RequestError for a model without any.
         """
-        limits, params = _sort_out({"temperature": 0.0}, None)
-        rules = self._rules(limits, ())
-        ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
-        plain = [self._submit(prompt, params, rules, limits, (1, 1)) for prompt in ids]
-        found = self._run([msgspec.structs.replace(submit, pool=pooling) for submit in plain], rules, progress)
+        found = self._answers(prompts, progress, {"max_new_tokens": 1, "temperature": 0.0}, pool=pooling)
         states = [np.frombuffer(one.answers[0].pooled, "<f4") for one in found]
         return [_normalized(state) if normalize else state for state in states]
 
@@ -307,21 +292,16 @@ class LLM:
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int | None = None, **options: Any
     ) -> Iterator[str]:
-        """The answer to one conversation, piece by piece; leaving the iterator ends it in the engine."""
-        stop = options.pop("stop", ())
-        limits, params = _sort_out(options, None)
-        params = self._forbidding(limits, params)
-        rules = self._rules(limits, stop)
-        submit = self._submit(self._chat_ids(messages), params, rules, limits, (max_new_tokens, 1))
+        """The answer to one conversation, piece by piece; leaving the iterator ends it in the engine. `options` are
+        those of `generate`, except `n`."""
+        if "n" in options:
+            raise TypeError("stream_chat() has no option 'n': it gives one answer")
         pieces: SimpleQueue[str | Collector] = SimpleQueue()
-        collector = Collector(submit, self, rules, ended=pieces.put, text=pieces.put)
-        try:
-            collector.start()
+        submits, rules = self._requests([self._chat_ids(messages)], {"max_new_tokens": max_new_tokens, **options})
+        with self._running(submits, rules, pieces.put, pieces.put) as (collector,):
             while isinstance(piece := pieces.get(), str):
                 yield piece
             collector.raise_error()
-        finally:
-            self._end([collector])
 
     def load(self) -> Load:
         """A snapshot of the engine's load."""
@@ -352,67 +332,87 @@ class LLM:
     def _ids_of(self, prompt: TextOrIds) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
-    def _rules(self, limits: Limits, stop: str | Sequence[str]) -> TextRules:
-        stop = [*([stop] if isinstance(stop, str) else stop), *getattr(self.tokenizer, "stop_words", ())]
-        eos = () if limits.ignore_eos else self.facts.end_ids(self.tokenizer.eos_ids)
-        return TextRules(
-            stops=StopStrings(stop) if stop else None,
-            stop_ids=frozenset((*eos, *limits.stop_token_ids)),
-            keep_stop=limits.keep_stop,
-            keep_stop_id=limits.keep_stop,
-            skip_special_tokens=limits.skip_special_tokens,
-            min_tokens=limits.min_new_tokens,
-        )
-
-    def _forbidding(self, limits: Limits, sampling: SamplingParams) -> SamplingParams:
-        words = [limits.bad_words] if isinstance(limits.bad_words, str) else limits.bad_words
-        return forbid(sampling, words, self.tokenizer, self.facts.vocab_size) if words else sampling
-
-    def _submit(
+    def _requests(
         self,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        rules: TextRules,
-        limits: Limits,
-        size: tuple[int | None, int],
-    ) -> Submit:
-        room = self.facts.max_total_len - len(prompt)
-        most, n = size
+        prompts: TextOrIds | Sequence[TextOrIds],
+        given: Mapping[str, Any],
+        sampling: SamplingParams | None = None,
+        **kind: Any,
+    ) -> tuple[list[Submit], TextRules]:
+        """A request for each prompt, and how their tokens become text. `given`: fields of Options, and of
+        SamplingParams unless there is a `sampling`. `kind`: further fields of the requests."""
+        options, sampling = _sort_out(given, sampling)
+        if options.bad_words:
+            sampling = forbid(sampling, _texts(options.bad_words), self.tokenizer, self.facts.vocab_size)
         # The engine checks n too. Here it bounds what is kept for each choice.
-        if not 1 <= n <= self.facts.max_running:
-            raise RequestError(f"n must be between 1 and {self.facts.max_running}, not {n}", param="n")
-        return Submit(
-            id=next(self._ids),
-            prompt=_prompt(prompt),
-            max_new_tokens=max(room, 1) if most is None else most,
-            min_new_tokens=limits.min_new_tokens,
-            stop_ids=tuple(sorted(rules.stop_ids)),
-            n=n,
-            sampling=sampling,
-            prompt_logprobs=limits.prompt_logprobs,
-            prompt_top=limits.prompt_top,
-            beams=limits.beams,
+        if not 1 <= options.n <= self.facts.max_running:
+            raise RequestError(f"n must be between 1 and {self.facts.max_running}, not {options.n}", param="n")
+        stop = [*_texts(options.stop), *getattr(self.tokenizer, "stop_words", ())]
+        eos = () if options.ignore_eos else self.facts.end_ids(self.tokenizer.eos_ids)
+        rules = TextRules(
+            stops=StopStrings(stop) if stop else None,
+            stop_ids=frozenset((*eos, *options.stop_token_ids)),
+            keep_stop=options.keep_stop,
+            keep_stop_id=options.keep_stop,
+            skip_special_tokens=options.skip_special_tokens,
+            min_tokens=options.min_new_tokens,
         )
+        most = options.max_new_tokens
+        submits = [
+            Submit(
+                id=next(self._ids),
+                prompt=_prompt(ids),
+                max_new_tokens=max(self.facts.max_total_len - len(ids), 1) if most is None else most,
+                min_new_tokens=options.min_new_tokens,
+                stop_ids=tuple(sorted(rules.stop_ids)),
+                n=options.n,
+                sampling=sampling,
+                prompt_logprobs=options.prompt_logprobs,
+                prompt_top=options.prompt_top,
+                beams=options.beams,
+                **kind,
+            )
+            for ids in map(self._ids_of, _as_list(prompts))
+        ]
+        return submits, rules
 
-    def _run(self, submits: Sequence[Submit], rules: TextRules, progress: Done | None) -> list[Generated]:
+    def _answers(
+        self,
+        prompts: TextOrIds | Sequence[TextOrIds],
+        progress: Done | None,
+        given: Mapping[str, Any],
+        sampling: SamplingParams | None = None,
+        **kind: Any,
+    ) -> list[Generated]:
+        submits, rules = self._requests(prompts, given, sampling, **kind)
         ended: SimpleQueue[Collector] = SimpleQueue()
-        collectors = [Collector(submit, self, rules, ended=ended.put) for submit in submits]
-        try:
-            for collector in collectors:
-                collector.start()
+        with self._running(submits, rules, ended.put) as collectors:
             for count in range(1, len(collectors) + 1):
                 ended.get().raise_error()
                 if progress is not None:
                     progress(count, len(collectors))
-        finally:
-            self._end(collectors)
         return [collector.result() for collector in collectors]
 
-    def _end(self, collectors: Sequence[Collector]) -> None:
-        """Abort what still runs, and tell the plugins how each ended."""
-        for collector in collectors:
-            collector.abort()
-            self._registry.call("on_request_finished", record=collector.record())
+    @contextmanager
+    def _running(
+        self,
+        submits: Sequence[Submit],
+        rules: TextRules,
+        ended: Callable[[Collector], object],
+        text: Callable[[str], object] | None = None,
+    ) -> Iterator[Sequence[Collector]]:
+        """Submit requests. At the end abort what still runs, and tell the plugins how each ended."""
+        reducers = [Reducer([submit], self.tokenizer, rules, self._bridge) for submit in submits]
+        pairs = zip(submits, reducers, strict=True)
+        collectors = [Collector(submit, reducer, ended, text) for submit, reducer in pairs]
+        try:
+            for collector in collectors:
+                self._bridge.submit(collector.submit, collector.take)
+            yield collectors
+        finally:
+            for collector in collectors:
+                collector.reducer.abort()
+                self._registry.call("on_request_finished", record=collector.record())
 
     def _chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         text = self.tokenizer.chat(messages, add_generation_prompt=True)
@@ -441,20 +441,24 @@ def _as_list(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
     return [listed] if listed and isinstance(listed[0], int) else listed
 
 
-def _sort_out(given: Mapping[str, Any], sampling: SamplingParams | None) -> tuple[Limits, SamplingParams]:
-    """Split keywords into limits and sampling parameters; a request without a seed gets one of its own."""
-    names = set(Limits.__dataclass_fields__)
+def _texts(one_or_more: str | Sequence[str]) -> Sequence[str]:
+    return [one_or_more] if isinstance(one_or_more, str) else one_or_more
+
+
+def _sort_out(given: Mapping[str, Any], sampling: SamplingParams | None) -> tuple[Options, SamplingParams]:
+    """Split keywords into options and sampling parameters; a request without a seed gets one of its own."""
+    names = set(Options.__dataclass_fields__)
     params = {name: value for name, value in given.items() if name not in names}
     known: Iterable[str] = SamplingParams.__struct_fields__
     if unknown := sorted(set(params) - set(known)):
         raise TypeError(f"generate() has no option {unknown[0]!r}; it takes {', '.join(sorted({*names, *known}))}")
     if sampling is not None and params:
         raise TypeError(f"give either sampling or {', '.join(sorted(params))}, not both")
-    limits = Limits(**{name: value for name, value in given.items() if name in names})
+    options = Options(**{name: value for name, value in given.items() if name in names})
     if sampling is not None:
-        return limits, sampling
+        return options, sampling
     try:
-        return limits, convert({"seed": secrets.randbits(63), **params}, SamplingParams)
+        return options, convert({"seed": secrets.randbits(63), **params}, SamplingParams)
     except msgspec.ValidationError as error:
         raise RequestError(str(error), code="invalid_value") from error
 

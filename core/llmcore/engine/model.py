@@ -6,26 +6,25 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
-import torch
+from torch import Tensor
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Checkpoint, Device
-from llmcore.api.specs import DeviceSpec, ModelSpec
+from llmcore.api.specs import DeviceSpec
 from llmcore.config import Config
-from llmcore.engine.budget import total_len
-from llmcore.engine.dry_model import STEP_OPS, DryBuild, ModeFit, settle_granules
-from llmcore.layers.build import Build
+from llmcore.engine.blueprint import blueprint
+from llmcore.layers.build import AttentionKernels, Build
+from llmcore.layers.step import Step
 from llmcore.registry.devices import best_device
 from llmcore.registry.loader import load
-from llmcore.registry.modes import Pins, apply_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, filled_shapes, load_weights, stored_shapes
-from llmcore.weights.quant import Quantized, find_quantization, linear_method_of, name_of, unquantized
-from llmcore.weights.source import open_checkpoint, read_model_as_set
+from llmcore.weights.quant import unquantized
+from llmcore.weights.source import open_checkpoint
 
 FILTERS = ("top_p", "top_k", "min_p", "typical_p")
 SAMPLING = ("temperature", *FILTERS, "repetition_penalty")
@@ -77,6 +76,26 @@ Progress = Callable[[str, int, int], None]
 """(stage, done, total): how far a start-up has come; "weights" counts bytes."""
 
 
+class Model(Protocol):
+    """A family's model as the engine sees it (`layers.Decoder` is one).
+
+    `attention_kernels`: by KV group, the kernels that plan on the host before a step; none for a group that needs
+    no plan.
+    """
+
+    config: ModelConfig
+    attention_kernels: Mapping[str, AttentionKernels]
+
+    def __call__(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        """(hidden, residual) of the step's sampled tokens, [S, hidden size] each; of all where `sampled` is None."""
+
+    def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[S, vocabulary] of any float type, of S tokens' hidden states."""
+
+    def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[S, hidden size], what `logits` are computed from. Without this the server has no embeddings."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A model that is ready to run."""
@@ -114,64 +133,21 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     """Read, build, fill. Raises ConfigError that says what to do."""
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
-    family, model_config = read_model_as_set(registry, checkpoint.config(), config)
+    plain = blueprint(config, registry, device.info, checkpoint)
     generation = sampling_defaults(config.model.generation_config, checkpoint.generation_config())
-    model_config = replace(model_config, eos_ids=_eos_ids(config, model_config, generation))
-    kernels = config.kernels
-    ModeFit(
-        registry=registry,
-        device=device.info,
-        family=family,
-        model=model_config,
-        described=checkpoint.config(),
-        deterministic=kernels.deterministic,
-        granule=config.memory.cache_block_seq_len,
-    ).check(kernels.mode)
-    pins = apply_modes(kernels.mode, registry, device.info, kernels.kernel)
-    quantized = find_quantization(registry, checkpoint.config(), model_config, pins.quant)
-    model, build = build_model(family, model_config, config, registry, device, pins, quantized)
+    model_config = replace(plain.model, eos_ids=_eos_ids(config, plain.model, generation))
+    plan = replace(plain, model=model_config).pinned(config.kernels.mode, config.kernels.kernel)
+    model, build = plan.build(device.torch_device)
     if dummy:
         shapes = stored_shapes(model)
         size = dummy_weights(model)
     else:
-        checkpoint = unquantized(quantized, checkpoint)
-        names = load(family.weights)(model_config)
+        checkpoint = unquantized(plan.quantized, checkpoint)
+        names = load(plan.family.weights)(model_config)
         size = _fill(model, checkpoint, names, progress)
         shapes = filled_shapes(model, checkpoint.sizes(), names)
-    return Loaded(model, model_config, build, size, generation, shapes, name_of(quantized))
-
-
-def build_model(
-    family: ModelSpec,
-    model_config: ModelConfig,
-    config: Config,
-    registry: Registry,
-    device: Device,
-    pins: Pins,
-    quantized: Quantized | None,
-) -> tuple[Any, Build]:
-    """The model without weights, and its build. Raises ConfigError for a pin that the model does not use."""
-    make = load(family.build)
-    shared: dict[str, Any] = {
-        "registry": registry,
-        "config": model_config,
-        "device": device.info,
-        "pins": pins,
-        "order": registry.order,
-        "deterministic": config.kernels.deterministic,
-        "linear_method": linear_method_of(quantized),
-        "longest_request": total_len(config, model_config),
-    }
-    dry = DryBuild(torch_device=torch.device("meta"), **shared)
-    granules = settle_granules(dry, make, config.memory.cache_block_seq_len)
-    build = Build(torch_device=device.torch_device, granules=granules, **shared)
-    model = make(model_config, build)
-    used = {resolution.context.op for resolution in build.resolutions} | STEP_OPS
-    if idle := sorted(set(build.pins.kernels) - used):
-        raise ConfigError(
-            f"--kernel {idle[0]}=...: this model does not use {idle[0]}; it uses {', '.join(sorted(used))}"
-        )
-    return model, build
+    quant = None if plan.quantized is None else plan.quantized.name
+    return Loaded(model, model_config, build, size, generation, shapes, quant)
 
 
 def _fill(model: Any, checkpoint: Checkpoint, weights: Any, progress: Progress) -> int:

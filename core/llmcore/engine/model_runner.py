@@ -12,69 +12,43 @@ choices are the key under which a CUDA graph captures and replays the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Device, Event
 from llmcore.api.specs import bucket_of
 from llmcore.engine.graphs import Graphs
-from llmcore.engine.probes import Asked, Probed, answered, put_probed
-from llmcore.engine.sampler import Draw, RowSampler, Scored
-from llmcore.engine.token_masks import Outcome, Pending, changed, put_outputs, settle
+from llmcore.engine.model import Model
+from llmcore.engine.probes import answered, part, put_probed
+from llmcore.engine.sampler import Draw, RowSampler
+from llmcore.engine.token_masks import Outcome, changed, put_outputs, settle
 from llmcore.engine.upload import BatchPacker, Packed, Tables, Upload
-from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
 from llmcore.ops import DTYPES, Op
 from llmcore.ops.sample import Sampled, with_logprobs
-from llmcore.sched.plan import Frame, StepPlan, StepResult
+from llmcore.sched.plan import NONE, Frame, StepPlan, StepResult
 from llmcore.sched.processors import Steered
 
 _CHANGES, _FRAME = 1 << 14, 1 << 16
 """Numbers in an upload to begin with. A captured step's should never have to grow: graphs would be captured again."""
 
 
-class Model(Protocol):
-    """A family's model as the engine sees it (`layers.Decoder` is one).
-
-    `attention_kernels`: by KV group, the kernels that plan on the host before a step; none for a group that needs
-    no plan.
-    """
-
-    config: ModelConfig
-    attention_kernels: Mapping[str, AttentionKernels]
-
-    def __call__(self, step: Step) -> tuple[Tensor, Tensor | None]:
-        """(hidden, residual) of the step's sampled tokens, [S, hidden size] each; of all where `sampled` is None."""
-
-    def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[S, vocabulary] of any float type, of S tokens' hidden states."""
-
-    def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[S, hidden size], what `logits` are computed from. Without this the server has no embeddings."""
-
-
-@dataclass(frozen=True)
 class GroupKV:
-    """One KV group on the device: `kv` holds the layout's pools per layer index of the model.
+    """One KV group on the device, with `granules` granules for requests, and one more, number `padding`, for padding.
 
-    The last of the `granules` granules belongs to padding.
+    `kv` holds the layout's pools per layer index of the model.
     """
 
-    name: str
-    layout: Layout
-    granules: int
-    kv: Mapping[int, KV]
-
-
-def group_kv(name: str, layout: Layout, granules: int, where: torch.device) -> GroupKV:
-    """A group with `granules` granules for requests."""
-    return GroupKV(name, layout, granules + 1, layout.tensors(granules + 1, where))
+    def __init__(self, name: str, layout: Layout, granules: int, where: torch.device) -> None:
+        self.name = name
+        self.layout = layout
+        self.padding = granules
+        self.kv: Mapping[int, KV] = layout.tensors(granules + 1, where)
 
 
 class StepOps(NamedTuple):
@@ -93,8 +67,6 @@ class Prepared:
     packed: Packed
     draw: Draw | None
     """None: logits processors have a say in it, so it is decided after the forward."""
-    asked: Asked | None
-    """The sizes of the plan's probes and pools."""
     frame: Frame | None
     """The sizes of the captured graph that runs the step; None: it runs eagerly."""
     changes: Upload
@@ -109,21 +81,26 @@ class Forward:
     """None in a step that samples nothing, or whose draw is still to come."""
     logits: Tensor | None = None
     """[S, V], padding included, in a step whose draw is still to come."""
-    probed: Probed | None = None
+    probed: Mapping[str, Tensor] | None = None
+    """Columns of a StepResult by name: what the plan's probes and pools asked for."""
 
 
 @dataclass
 class Launched:
-    """An enqueued step: its tokens on their way to the host, None where it samples nothing.
+    """An enqueued step."""
 
-    `pending`: its forward, as long as `draw` is still to come. `probed`: what the plan's probes asked for.
-    """
-
-    plan: StepPlan
+    prepared: Prepared
+    columns: dict[str, Tensor]
+    """The columns of its StepResult by name, on their way to the host; there are no `tokens` where it samples nothing,
+    or as long as its draw is still to come."""
+    logits: Tensor | None
+    """Those of its Forward, as long as its draw is still to come."""
     event: Event
-    drawn: Sampled | None
-    pending: Pending | None = None
-    probed: Probed | None = None
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan that it executes."""
+        return self.prepared.plan
 
 
 class ModelRunner:
@@ -152,8 +129,9 @@ class ModelRunner:
         self._groups = groups
         self._sampler = sampler
         self._ops = ops
-        self._graph_rows = graph_rows if device.graphs else 0
-        self._graphs: Graphs[Forward] | None = Graphs(device, graph_bytes) if self._graph_rows else None
+        self.graph_rows = graph_rows if device.graphs else 0
+        """Most rows of a captured decode step."""
+        self._graphs: Graphs[Forward] | None = Graphs(device, graph_bytes) if self.graph_rows else None
         self._packer = BatchPacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
         # A host buffer is written again only after the step that used it was read.
         turns = device.ahead + 1
@@ -163,16 +141,11 @@ class ModelRunner:
         self._drawing = Upload(device, _CHANGES, turns)
         # Graphs share their memory, so what the forward's leaves must be elsewhere before the draw's is replayed.
         self._logits: Tensor | None = None
-        if steered and self._graph_rows:
-            shape = self._graph_rows, model.config.vocab_size
+        if steered and self.graph_rows:
+            shape = self.graph_rows, model.config.vocab_size
             self._logits = torch.empty(shape, dtype=DTYPES[model.config.dtype], device=device.torch_device)
         for table, group in zip(tables.granules, groups, strict=True):
-            table[tables.scratch] = group.granules - 1
-
-    @property
-    def graph_rows(self) -> int:
-        """Most rows of a captured decode step."""
-        return self._graph_rows
+            table[tables.scratch] = group.padding
 
     @property
     def graphs(self) -> int:
@@ -203,69 +176,66 @@ class ModelRunner:
         else:
             key = (step.frame, step.draw, step.packed.keys)
             out = self._graphs.run(key, step.packed.upload.layout, lambda: self._forward(step))
-        plan, drawn, pending = step.plan, None, None
-        if out.logits is not None:
-            pending = Pending(step.packed, step.frame, self._kept(out.logits, step.frame))
-        if out.drawn is not None:
-            drawn = self._sampler.to_host(out.drawn, plan.sample_row.size)
-        probed = None if out.probed is None else out.probed.to_host(self._device.to_host)
-        return Launched(plan, self._device.event(), drawn, pending, probed)
+        logits = None if out.logits is None else self._kept(out.logits, step.frame)
+        columns = {} if out.drawn is None else self._to_host(out.drawn, step.plan)
+        for name, column in (out.probed or {}).items():
+            columns[name] = self._device.to_host(column)
+        return Launched(step, columns, logits, self._device.event())
 
     @torch.inference_mode()
     def draw(self, step: Launched, steered: Sequence[Steered]) -> Outcome:
-        """Enqueue the draw of a step whose forward is `pending`; every step before it must have been read. `steered`:
-        the logits processors of its late samples."""
-        pending, plan, upload = step.pending, step.plan, self._drawing
-        assert pending is not None
-        packed = pending.packed
+        """Enqueue the draw of a step that has `logits`; every step before it must have been read. `steered`: the
+        logits processors of its late samples."""
+        logits, plan, packed = step.logits, step.plan, step.prepared.packed
+        assert logits is not None
         outcome = settle(plan, steered, step.event)
+        upload = self._drawing
         upload.clear()
-        put_outputs(plan, packed, pending.frame, outcome.late, upload)
-        draw = self._sampler.pack(plan, upload, packed.n_samples, outcome.ready)
+        put_outputs(plan, packed.sizes, outcome.late, self._tables.scratch, upload)
+        draw = self._sampler.pack(plan, upload, packed.sizes.samples, outcome.ready)
         upload.seal()
         upload.send()
         on_device = any(bound.devices for _, bound in outcome.ready)
-        fits = self._logits is not None and pending.logits.data_ptr() == self._logits.data_ptr()
+        fits = self._logits is not None and logits.data_ptr() == self._logits.data_ptr()
         if self._graphs is None or not fits or on_device or draw.biases or draw.rises:
-            out = self._drawn(pending, draw, plan, outcome if on_device else None)
+            out = self._drawn(logits, step.prepared, draw, outcome if on_device else None)
         else:
-            key = ("draw", pending.frame, draw, packed.keys)
+            key = ("draw", step.prepared.frame, draw, packed.keys)
             layout = (packed.upload.layout, upload.layout)
-            out = self._graphs.run(key, layout, lambda: self._drawn(pending, draw, plan, None))
+            out = self._graphs.run(key, layout, lambda: self._drawn(logits, step.prepared, draw, None))
         assert out.drawn is not None
-        step.drawn = self._sampler.to_host(out.drawn, plan.sample_row.size)
-        step.event, step.pending = self._device.event(), None
+        step.columns |= self._to_host(out.drawn, plan)
+        step.event, step.logits = self._device.event(), None
         return outcome
 
     def read(self, step: Launched) -> StepResult:
         """Wait for an enqueued step. Raises what the device raises."""
         step.event.wait()
-        out = step.drawn
-        probed = {} if step.probed is None else step.probed.arrays()
-        if out is None:
-            return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_), **probed)
-        tokens, best = out.tokens.numpy(), _array(out.top_ids)
+        arrays: dict[str, Any] = {name: column.numpy() for name, column in step.columns.items()}
+        tokens, best = arrays.pop("tokens", NONE), arrays.get("top_ids")
         usable = tokens >= 0
         if best is not None:
             usable &= ((best >= 0) & (best < self._model.config.vocab_size)).all(axis=1)
-        return StepResult(
-            tokens=tokens,
-            finite=usable,
-            logprobs=_array(out.logprobs),
-            top_ids=best,
-            top_logprobs=_array(out.top_logprobs),
-            scores=_array(out.scores) if isinstance(out, Scored) else None,
-            **probed,
-        )
+        return StepResult(tokens=tokens, finite=usable, **arrays)
+
+    def _to_host(self, out: Sampled, plan: StepPlan) -> dict[str, Tensor]:
+        """Start the copy of the plan's samples to the host; the step's event says when it is complete.
+
+        `finite` stays behind: op `step_outputs` has said it with the tokens.
+        """
+        columns = {field.name: getattr(out, field.name) for field in fields(out) if field.name != "finite"}
+        count = plan.sample_row.size
+        return {name: self._device.to_host(column[:count]) for name, column in columns.items() if column is not None}
 
     def _pack(self, plan: StepPlan, frame: Frame | None) -> Prepared:
         upload = self._eager if frame is None else self._static
         packed = self._packer.pack(plan, frame, upload)
-        asked = put_probed(plan, upload) if plan.probes or plan.pools else None
-        draw = None if plan.late.size else self._sampler.pack(plan, upload, packed.n_samples)
+        if plan.probes or plan.pools:
+            put_probed(plan, upload)
+        draw = None if plan.late.size else self._sampler.pack(plan, upload, packed.sizes.samples)
         # A steady decode step needs one copy only. Long columns go elsewhere, so that they never make a frame grow.
         changes = self._changes if plan.admitted or any(plan.copies) else upload
-        return Prepared(plan, packed, draw, asked, frame, changes)
+        return Prepared(plan, packed, draw, frame, changes)
 
     def _change(self, step: Prepared) -> None:
         """Send the step; bring the tables up to date, and copy granules that other requests hold, too."""
@@ -287,40 +257,38 @@ class ModelRunner:
             return logits
         return kept[: len(logits)].copy_(logits)
 
-    def _drawn(self, pending: Pending, draw: Draw, plan: StepPlan, steered: Outcome | None) -> Forward:
+    def _drawn(self, logits: Tensor, prepared: Prepared, draw: Draw, steered: Outcome | None) -> Forward:
         """From logits to tokens, on the device alone unless processors of the device are in `steered`."""
-        tables, upload, logits = self._tables, self._drawing, pending.logits
-        request, n_query = pending.packed.upload.get("request"), upload.get("n_query")
+        packed, upload = prepared.packed, self._drawing
+        request, n_query = packed.upload.get("request"), upload.get("n_query")
         sample_request = upload.get("sample_request")
         if steered is None:
             out = self._sampler.draw(logits, sample_request, draw, upload)
         else:
-            scores, fine = changed(logits, tables, plan, steered)
+            scores, fine = changed(logits, self._tables, prepared.plan, steered)
             out = replace(self._sampler.draw(scores, sample_request, replace(draw, logprobs=-1), upload), finite=fine)
-        bucket = bucket_of(pending.packed.n_tokens)
-        read = self._outputs(bucket, request, n_query, sample_request, out.tokens, out.finite)
+        read = self._outputs(bucket_of(packed.sizes.tokens), request, n_query, sample_request, out.tokens, out.finite)
         if steered is not None and draw.logprobs >= 0:
             out = with_logprobs(logits.float(), read.clamp(min=0), fine, draw.logprobs)
         return Forward(replace(out, tokens=read))
 
     def _forward(self, prepared: Prepared) -> Forward:
         """The work between a step's columns and its tokens, on the device alone; this is what is captured."""
-        packed, draw, upload, n = prepared.packed, prepared.draw, prepared.packed.upload, prepared.packed.n_samples
+        plan, packed, draw = prepared.plan, prepared.packed, prepared.draw
+        upload, n = packed.upload, packed.sizes.samples
         request, n_query = upload.get("request"), upload.get("n_query")
-        step = self._step(packed, request, n_query)
-        hidden, residual = self._model(step)
-        probed = None
-        if prepared.asked is not None:
-            beyond = None if residual is None else residual[n:]
-            probed = answered(self._model, hidden[n:], beyond, prepared.asked, upload)
-            hidden, residual = hidden[:n], None if residual is None else residual[:n]
+        step = self._step(plan, packed, request, n_query)
+        states, probed = self._model(step), None
+        if plan.probes or plan.pools:
+            probed = answered(self._model, part(states, slice(n, None)), plan, upload)
+            states = part(states, slice(n))
         if draw is None:
-            return Forward(logits=self._model.logits(hidden, residual), probed=probed)
+            return Forward(logits=self._model.logits(*states), probed=probed)
         sample_request = upload.get("sample_request")
         if not n:
             self._outputs(step.bucket, request, n_query, sample_request, sample_request, sample_request.bool())
             return Forward(probed=probed)
-        out = self._sampler.draw(self._model.logits(hidden, residual), sample_request, draw, upload)
+        out = self._sampler.draw(self._model.logits(*states), sample_request, draw, upload)
         read = self._outputs(step.bucket, request, n_query, sample_request, out.tokens, out.finite)
         return Forward(replace(out, tokens=read), probed=probed)
 
@@ -333,8 +301,8 @@ class ModelRunner:
         read: Tensor = self._ops.outputs[bucket](state, request, n_query, sample_request, tokens, finite, vocabulary)
         return read
 
-    def _step(self, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
-        tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.n_tokens)
+    def _step(self, plan: StepPlan, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
+        tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.sizes.tokens)
         state = (tables.history, tables.computed, tables.prompt_len)
         tokens, positions, owner, prompt_len, kv_len = self._ops.inputs[bucket](
             state, request, n_query, upload.get("row"), upload.get("offset")
@@ -345,7 +313,7 @@ class ModelRunner:
             at = slots[bucket](table, owner, positions)
             kv[group.name] = KVStep(kv=group.kv, slots=at, decode=decode, prefill=prefill, mixed=mixed)
         sampled = None if packed.every else upload.get("sampled").long()
-        if upload.has("probed"):
+        if plan.probes or plan.pools:
             # no step with a prompt in it samples every token in order, so there are sampled ones to add to
             assert sampled is not None
             sampled = torch.cat((sampled, upload.get("probed").long()))
@@ -363,7 +331,3 @@ class ModelRunner:
 def _repeats(step: Prepared) -> bool:
     """True if a captured step can run it: every kernel allows that, and its draw comes often enough."""
     return all(step.packed.keys) and (step.draw is None or step.draw.lasting)
-
-
-def _array(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.numpy()

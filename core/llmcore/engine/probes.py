@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections import defaultdict
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from llmcore.engine.model import Model
 from llmcore.engine.upload import Upload
 from llmcore.sched.plan import StepPlan
 
@@ -20,54 +19,17 @@ _NORMED = 1024
 """Positions whose normed hidden states exist at once."""
 
 
-class HasHead(Protocol):
-    """The end of a model."""
-
-    def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[S, vocabulary]."""
-
-    def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[S, hidden size]."""
+States = tuple[Tensor, Tensor | None]
+"""(hidden, residual) of positions, as a model returns them."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The sizes of a step's probes: `targets` log-probabilities, `top` others beside each, `pools` hidden states."""
-
-    targets: int
-    top: int
-    pools: int
+def part(states: States, where: slice) -> States:
+    """Those of some positions."""
+    hidden, residual = states
+    return hidden[where], None if residual is None else residual[where]
 
 
-@dataclass(frozen=True)
-class Probed:
-    """Answers, parallel to a plan's probes and pools: `logprobs` [L] f32, `ranks` [L] i32 from 1 on, the best `ids`
-    and `best` [L, k], and `pooled` [P, hidden size] f32."""
-
-    logprobs: Tensor | None = None
-    ranks: Tensor | None = None
-    ids: Tensor | None = None
-    best: Tensor | None = None
-    pooled: Tensor | None = None
-
-    def to_host(self, copy: Callable[[Tensor], Tensor]) -> Probed:
-        """The same on its way to the host."""
-        columns = (self.logprobs, self.ranks, self.ids, self.best, self.pooled)
-        return Probed(*(None if column is None else copy(column) for column in columns))
-
-    def arrays(self) -> dict[str, Any]:
-        """Members of a StepResult, once they have arrived."""
-        named = {
-            "probed": self.logprobs,
-            "probed_ranks": self.ranks,
-            "probed_top_ids": self.ids,
-            "probed_top_logprobs": self.best,
-            "pooled": self.pooled,
-        }
-        return {name: column.numpy() for name, column in named.items() if column is not None}
-
-
-def put_probed(plan: StepPlan, upload: Upload) -> Asked:
+def put_probed(plan: StepPlan, upload: Upload) -> None:
     """Host: the positions of the plan's probes and pools, and what they ask for."""
     ends = np.cumsum(plan.n_query, dtype=np.int32)
     borders = ends - plan.n_query
@@ -77,49 +39,45 @@ def put_probed(plan: StepPlan, upload: Upload) -> Asked:
     if plan.probes:
         upload.put("targets", np.concatenate([probe.targets for probe in plan.probes]))
     if pooled:
-        of = np.repeat(np.arange(len(pooled), dtype=np.int32), [part.size for part in pooled])
+        of = np.repeat(np.arange(len(pooled), dtype=np.int32), [some.size for some in pooled])
         upload.put("pool_of", of)
-    top = max((probe.top for probe in plan.probes), default=0)
-    return Asked(sum(part.size for part in places), top, len(pooled))
 
 
-def answered(model: HasHead, hidden: Tensor, residual: Tensor | None, asked: Asked, upload: Upload) -> Probed:
-    """Device: the answers from `hidden`, `residual` [L, size] of the positions that `put_probed` put."""
-    found, n = Probed(), asked.targets
-    if n:
-        before = None if residual is None else residual[:n]
-        found = target_logprobs(model, hidden[:n], before, upload.get("targets"), asked.top)
-    if not asked.pools:
-        return found
-    beyond = None if residual is None else residual[n:]
-    pooled = pool(model, hidden[n:], beyond, upload.get("pool_of"), asked.pools)
-    return replace(found, pooled=pooled)
+def answered(model: Model, states: States, plan: StepPlan, upload: Upload) -> dict[str, Tensor]:
+    """Device: the answers from the states of the positions that `put_probed` put, as columns of a StepResult."""
+    targets = sum(probe.targets.size for probe in plan.probes)
+    found = {}
+    if targets:
+        top = max(probe.top for probe in plan.probes)
+        found = _logprobs(model, part(states, slice(targets)), upload.get("targets"), top)
+    if plan.pools:
+        found["pooled"] = _pooled(model, part(states, slice(targets, None)), upload.get("pool_of"), len(plan.pools))
+    return found
 
 
-def target_logprobs(model: HasHead, hidden: Tensor, residual: Tensor | None, targets: Tensor, top: int = 0) -> Probed:
-    """Device: natural logs and ranks of the tokens `targets` [L] after positions with `hidden`, `residual` [L, size],
-    and natural logs of the `top` best in their places. A rank says how many tokens are likelier, and one more."""
-    parts, ranks, ids, best = [], [], [], []
-    for start in range(0, len(hidden), _SLICE):
+def _logprobs(model: Model, states: States, targets: Tensor, top: int) -> dict[str, Tensor]:
+    """Natural logs and ranks of the tokens `targets` [L] after positions with `states`, and natural logs of the `top`
+    best in their places. A rank says how many tokens are likelier, and one more."""
+    columns: dict[str, list[Tensor]] = defaultdict(list)
+    for start in range(0, len(targets), _SLICE):
         some = slice(start, start + _SLICE)
-        logits = model.logits(hidden[some], None if residual is None else residual[some]).float()
+        logits = model.logits(*part(states, some)).float()
         norm = torch.logsumexp(logits, -1, keepdim=True)
         mine = logits.gather(1, targets[some, None].long())
-        parts.append((mine - norm)[:, 0])
-        ranks.append((logits > mine).sum(-1, dtype=torch.int32) + 1)
+        columns["probed"].append((mine - norm)[:, 0])
+        columns["probed_ranks"].append((logits > mine).sum(-1, dtype=torch.int32) + 1)
         if top:
             highest, where = logits.topk(top, dim=-1)
-            ids.append(where.int())
-            best.append(highest - norm)
-    found = Probed(torch.cat(parts), torch.cat(ranks))
-    return replace(found, ids=torch.cat(ids), best=torch.cat(best)) if top else found
+            columns["probed_top_ids"].append(where.int())
+            columns["probed_top_logprobs"].append(highest - norm)
+    return {name: torch.cat(parts) for name, parts in columns.items()}
 
 
-def pool(model: HasHead, hidden: Tensor, residual: Tensor | None, of: Tensor, count: int) -> Tensor:
-    """Device: [count, size] f32, the sums of the normed states of positions with equal `of` [L]."""
+def _pooled(model: Model, states: States, of: Tensor, count: int) -> Tensor:
+    """[count, size] f32, the sums of the normed states of positions with equal `of` [L]."""
+    hidden, _ = states
     sums = torch.zeros((count, hidden.shape[1]), dtype=torch.float32, device=hidden.device)
     for start in range(0, len(hidden), _NORMED):
         some = slice(start, start + _NORMED)
-        normed = model.normed(hidden[some], None if residual is None else residual[some])
-        sums.index_add_(0, of[some].long(), normed.float())
+        sums.index_add_(0, of[some].long(), model.normed(*part(states, some)).float())
     return sums

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 import msgspec
@@ -20,7 +19,7 @@ import msgspec
 from llmcore.api.bridge import Submit
 from llmcore.api.errors import RequestError, reraise_if_stopping
 from llmcore.api.processors import OVERLOADED
-from llmcore.engine.processors import Prepared, Threads
+from llmcore.engine.processors import RequestProcessors, Threads
 
 PLACES = 3
 """Requests whose processors are made at once."""
@@ -92,6 +91,11 @@ class Turns(Generic[T]):
             self._placed[what] = number, lane is client.lanes[1]
             return what
 
+    def placed(self) -> list[T]:
+        """Those that have a place."""
+        with self._lock:
+            return list(self._placed)
+
     def leave(self, what: T) -> bool:
         """`what` gives its place back; False: it has none."""
         with self._lock:
@@ -119,44 +123,32 @@ MOST_BYTES = 2 << 20
 Key = tuple[int, int]
 """(owner, request id)."""
 
-Bind = Callable[[Submit], Prepared]
-
-
-@dataclass(frozen=True, eq=False)
-class Built:
-    """A request and its processors, or why it cannot be served."""
-
-    request: Submit
-    owner: int
-    result: Prepared | RequestError
-
 
 @dataclass(eq=False)
-class _Asked:
-    """`began`: when it got a place (time.monotonic()), None while it waits for one."""
+class Making:
+    """A request whose processors are being made."""
 
     request: Submit
     owner: int
     since: float
     began: float | None = None
+    """When it got a place (time.monotonic()), None while it waits for one."""
+
+
+Result = RequestProcessors | RequestError
+"""The processors of a request, or why it cannot be served."""
 
 
 class ProcessorBuilder:
     """All of them, oldest first. `bind` makes a request's processors, on another thread; the rest is the engine's."""
 
-    def __init__(self, bind: Bind) -> None:
+    def __init__(self, bind: Callable[[Submit], RequestProcessors]) -> None:
         self._bind = bind
-        self.open: dict[Key, _Asked] = {}
+        self.open: dict[Key, Making] = {}
         """The requests whose processors are not made yet."""
-        self._done: SimpleQueue[tuple[_Asked, Prepared | RequestError]] = SimpleQueue()
-        self._turns: Turns[_Asked] = Turns()
-        self._placed: set[_Asked] = set()
-        """Those that have a place, wanted or not."""
+        self._done: deque[tuple[Making, Result]] = deque()
+        self._turns: Turns[Making] = Turns()
         self._threads = Threads("processors-make", PLACES, hung_seconds=lambda: LOST_SECONDS)
-
-    def requests(self) -> Iterator[Submit]:
-        """Every one of them."""
-        return (asked.request for asked in self.open.values())
 
     def begin(self, request: Submit, owner: int) -> None:
         """Have the processors of `request` made. Raises RequestError for arguments that are too long."""
@@ -168,77 +160,60 @@ class ProcessorBuilder:
         if size > MOST_BYTES:
             text = f"{calls[0].param}: it has {size:,} bytes; at most {MOST_BYTES:,} are allowed"
             raise RequestError(text, param=calls[0].param, code="invalid_value")
-        asked = self.open[key] = _Asked(request, owner, time.monotonic())
-        self._turns.wait(asked, request.client, size)
+        making = self.open[key] = Making(request, owner, time.monotonic())
+        self._turns.wait(making, request.client, size)
         self._threads.run(self._serve)
 
     def forget(self, owner: int, request_id: int) -> None:
         """Drop a request; an unknown one is ignored."""
         self.open.pop((owner, request_id), None)
 
-    def done(self) -> Iterator[Built]:
+    def done(self) -> Iterator[tuple[Making, Result]]:
         """Those that are made since the last call, and those that take too long."""
-        while self.open:
-            try:
-                asked, result = self._done.get_nowait()
-            except Empty:
-                break
-            if self.open.get((asked.owner, asked.request.id)) is asked:
-                yield self._close(asked, result)
-        yield from self._overdue()
-
-    def clear(self) -> list[tuple[Submit, int]]:
-        """Give all of them up; (request, owner) of each."""
-        given_up = [(asked.request, asked.owner) for asked in self.open.values()]
-        self.open.clear()
-        return given_up
-
-    def _overdue(self) -> Iterator[Built]:
-        if not self.open:
-            return
+        while self._done:
+            making, result = self._done.popleft()
+            if self._wanted(making):
+                del self.open[making.owner, making.request.id]
+                yield making, result
         now = time.monotonic()
-        for asked in list(self._placed):
-            if asked.began is not None and now - asked.began > LOST_SECONDS and self._turns.leave(asked):
+        for making in self._turns.placed():
+            if making.began is not None and now - making.began > LOST_SECONDS and self._turns.leave(making):
                 self._threads.run(self._serve)
         self._threads.tend()
-        for asked in [asked for asked in self.open.values() if now - asked.since > MAKE_SECONDS]:
-            yield self._close(asked, _late(asked))
+        for making in [making for making in self.open.values() if now - making.since > MAKE_SECONDS]:
+            del self.open[making.owner, making.request.id]
+            yield making, _late(making)
 
-    def _close(self, asked: _Asked, result: Prepared | RequestError) -> Built:
-        del self.open[asked.owner, asked.request.id]
-        return Built(asked.request, asked.owner, result)
+    def _wanted(self, making: Making) -> bool:
+        return self.open.get((making.owner, making.request.id)) is making
 
     def _serve(self) -> None:
         """Make what has the next turn; its place may be what others wait for."""
-        asked = self._turns.take()
-        if asked is not None:
-            self._placed.add(asked)
-            self._make(asked)
-            self._placed.discard(asked)
-            self._turns.leave(asked)
+        making = self._turns.take()
+        if making is not None:
+            making.began = time.monotonic()
+            if self._wanted(making):
+                self._done.append((making, self._made(making.request)))
+            self._turns.leave(making)
             self._threads.run(self._serve)
 
-    def _make(self, asked: _Asked) -> None:
-        asked.began = time.monotonic()
-        result: Prepared | RequestError
+    def _made(self, request: Submit) -> Result:
         try:
-            wanted = self.open.get((asked.owner, asked.request.id)) is asked
-            result = self._bind(asked.request) if wanted else Prepared()
+            return self._bind(request)
         except RequestError as error:
-            result = error
             if error.status >= 500:
-                _log(asked.request, error.__cause__ or error)
+                _log(request, error.__cause__ or error)
+            return error
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
             reraise_if_stopping(error)
-            _log(asked.request, error)
-            result = RequestError(f"logits_processors: {type(error).__name__}", code="internal_error", status=500)
-        self._done.put((asked, result))
+            _log(request, error)
+            return RequestError(f"logits_processors: {type(error).__name__}", code="internal_error", status=500)
 
 
-def _late(asked: _Asked) -> RequestError:
+def _late(making: Making) -> RequestError:
     """The error of a request whose processors were not made within MAKE_SECONDS."""
-    name = asked.request.sampling.logits_processors[0].param
-    if asked.began is None:
+    name = making.request.sampling.logits_processors[0].param
+    if making.began is None:
         text = f"{name}: the requests before it take too long; send it again"
         return RequestError(text, param=name, code=OVERLOADED, status=503)
     text = f"{name}: it was not made ready within {MAKE_SECONDS:g} s"

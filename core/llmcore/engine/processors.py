@@ -9,7 +9,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -167,8 +168,6 @@ class Threads:
         return True
 
 
-Ids = tuple[int, ...]
-
 Start = Callable[[Int32], Any]
 """The function that a spec's `make` returned: prompt ids -> a processor."""
 
@@ -191,7 +190,7 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RequestProcessors:
     """The processors of a request by choice, and what of their arguments they do not enforce."""
 
     choices: Sequence[ChoiceProcessors] = ()
@@ -199,12 +198,12 @@ class Prepared:
 
 
 class Processors:
-    """The logits processors that requests may ask for, by name."""
+    """The logits processors that requests may ask for, by name; `threads` compute what they want."""
 
     def __init__(self, specs: Mapping[str, LogitsProcessorSpec], context: ProcessorContext) -> None:
         self._specs = specs
         self._context = context
-        self._threads = Threads("processors", _THREADS)
+        self.threads = Threads("processors", _THREADS)
 
     def warm(self) -> None:
         """Have what plugins need for every request made ready in the background, for as long as it takes."""
@@ -217,28 +216,20 @@ class Processors:
         for call in request.sampling.logits_processors:
             self._find(call)
 
-    def bind(self, request: Submit) -> Prepared:
-        """The processors of each choice, none where none is asked for. May be called from any thread.
+    def bind(self, request: Submit) -> RequestProcessors:
+        """The processors of each choice. May be called from any thread.
 
         Raises RequestError for an unknown name, and for arguments that a processor refuses.
         """
-        calls = request.sampling.logits_processors
-        if not calls:
-            return Prepared()
         left_out: list[str] = []
         context = replace(self._context, stop_ids=request.stop_ids, leave_out=left_out.extend)
-        starts = [(self._find(call), call, self._make(call, context)) for call in calls]
-        banned = request.stop_ids if request.min_new_tokens else ()
-        choices = [self._bound(starts, request, banned) for _ in range(request.n)]
-        return Prepared(choices, tuple(dict.fromkeys(filter(_fits_a_header, left_out))))
-
-    def hurry(self) -> None:
-        """Wake threads for the answers that were asked for; call it in every step."""
-        self._threads.hurry()
-
-    def tend(self) -> None:
-        """Replace threads that hang; call it now and then."""
-        self._threads.tend()
+        starts: list[tuple[LogitsProcessorSpec, LogitsProcessor, Start]] = []
+        for call in request.sampling.logits_processors:
+            spec = self._find(call)
+            with _refusals(call):
+                starts.append((spec, call, load(spec.make)(dict(call.args), context)))
+        choices = [self._bound(starts, request) for _ in range(request.n)]
+        return RequestProcessors(choices, tuple(dict.fromkeys(filter(_fits_a_header, left_out))))
 
     def _warm(self, name: str, warm: str) -> None:
         try:
@@ -251,22 +242,20 @@ class Processors:
             logger.error("logits processor %s failed before the first request", name, exc_info=error)
 
     def _bound(
-        self, starts: Sequence[tuple[LogitsProcessorSpec, LogitsProcessor, Start]], request: Submit, banned: Ids
+        self, starts: Sequence[tuple[LogitsProcessorSpec, LogitsProcessor, Start]], request: Submit
     ) -> ChoiceProcessors:
         hosts, devices = [], []
         for spec, call, start in starts:
-            try:
+            with _refusals(call):
                 processor = start(request.prompt.ids.copy())
-            except BaseException as error:
-                reraise_if_stopping(error)
-                raise _refused(call, error) from error
             if spec.kind == "device":
                 devices.append((spec.name, processor))
             else:
                 hosts.append((spec.name, spec.kind, processor))
+        banned = request.stop_ids if request.min_new_tokens else ()
         fields = {call.name: call.param for _, call, _ in starts}
         return ChoiceProcessors(
-            hosts, devices, self._context.vocab_size, self._threads.run, banned, fields, request.produced
+            hosts, devices, self._context.vocab_size, self.threads.run, banned, fields, request.produced
         )
 
     def _find(self, call: LogitsProcessor) -> LogitsProcessorSpec:
@@ -280,17 +269,19 @@ class Processors:
             )
         return self._specs[call.name]
 
-    def _make(self, call: LogitsProcessor, context: ProcessorContext) -> Start:
-        try:
-            start: Start = load(self._find(call).make)(dict(call.args), context)
-        except BaseException as error:
-            reraise_if_stopping(error)
-            raise _refused(call, error) from error
-        return start
-
 
 def _fits_a_header(name: str) -> bool:
     return name.isascii() and name.isprintable() and len(name) < 100
+
+
+@contextmanager
+def _refusals(call: LogitsProcessor) -> Iterator[None]:
+    """An exception of a plugin's code becomes the client's error."""
+    try:
+        yield
+    except BaseException as error:
+        reraise_if_stopping(error)
+        raise _refused(call, error) from error
 
 
 def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:

@@ -4,7 +4,7 @@ measured and not guessed."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -69,8 +69,7 @@ def run_worst_case(runner: ModelRunner, device: Device, limits: SchedulerLimits,
 
     Every token's KV goes to the first granule; the tables hold nothing of worth afterwards.
     """
-    _run(runner, worst_plan(limits, granules))
-    device.synchronize()
+    _run(runner, device, [worst_plan(limits, granules)])
 
 
 def measure(runner: ModelRunner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> int:
@@ -79,23 +78,32 @@ def measure(runner: ModelRunner, device: Device, limits: SchedulerLimits, granul
     if not runner.graph_rows:
         return 0
     before = device.graph_memory
-    for plan in filter(None, (decode_plan(limits, runner.graph_rows), mixed_plan(limits))):
-        for _ in range(CAPTURED_AT):
-            _run(runner, plan)
-    device.synchronize()
+    largest = (decode_plan(limits, runner.graph_rows), mixed_plan(limits))
+    _run(runner, device, [plan for plan in largest if plan is not None for _ in range(CAPTURED_AT)])
     return device.graph_memory - before
 
 
 def warm_up(runner: ModelRunner, device: Device, limits: SchedulerLimits) -> None:
     """Run a step of every kind and token bucket: what is compiled on first use should not be when requests wait."""
-    for plan in warm_plans(limits):
-        _run(runner, plan)
+    _run(runner, device, warm_plans(limits))
+
+
+def prefill_rate(runner: ModelRunner, device: Device, limits: SchedulerLimits) -> float:
+    """Prompt tokens that the device computes in a millisecond: in the fastest of a few steps of prompts alone."""
+    plan = prompts_plan(limits)
+    spent = []
+    for _ in range(_TIMED):
+        began = time.perf_counter()
+        _run(runner, device, [plan])
+        spent.append(time.perf_counter() - began)
+    return plan.n_tokens / (min(spent) * 1e3)
+
+
+def _run(runner: ModelRunner, device: Device, plans: Sequence[StepPlan]) -> None:
+    for plan in plans:
+        plan.frame = frame_of(plan, runner.graph_rows)
+        runner.read(runner.enqueue(runner.prepare(plan)))
     device.synchronize()
-
-
-def _run(runner: ModelRunner, plan: StepPlan) -> None:
-    plan.frame = frame_of(plan, runner.graph_rows)
-    runner.read(runner.enqueue(runner.prepare(plan)))
 
 
 def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
@@ -107,53 +115,29 @@ def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
     long = limits.max_total_len - 1
     for first, last in TOKEN_BUCKETS:
         tokens = min(last or _LONG, limits.batch_tokens)
-        rows = np.arange(min(tokens, limits.max_running), dtype=np.int32)
-        ones, chunk = np.ones_like(rows), min(tokens, limits.max_input_len)
+        rows, chunk = min(tokens, limits.max_running), min(tokens, limits.max_input_len)
         # kernels have tiles of powers of two, and work on few rows in more parts
-        for some in sorted({min(first, rows.size), rows.size}):
-            plans += [_plan(rows[:some], ones[:some], ones[:some] * start, some, _GREEDY) for start in (0, long)]
+        for some in sorted({min(first, rows), rows}):
+            plans += [_plan([1] * some, [start] * some, _GREEDY, n_decode=some) for start in (0, long)]
         half = min(tokens, limits.max_input_len // 2)
         for sampling in (_GREEDY, _STEERED):
-            plans += [_prompt(chunk, sampling), *([_prompt(half, sampling, cached=half)] if half else ())]
-        if rows.size > 1 and chunk > 2:
-            plans.append(
-                _plan(rows[:2], np.array([1, chunk - 1], np.int32), np.array([long, 0], np.int32), 1, _GREEDY)
-            )
-    return [*plans, *(_prompt(1, way) for way in _WAYS)]
-
-
-def prefill_rate(runner: ModelRunner, device: Device, limits: SchedulerLimits) -> float:
-    """Prompt tokens that the device computes in a millisecond: in the fastest of a few steps of prompts alone."""
-    plan = prompts_plan(limits)
-    spent = []
-    for _ in range(_TIMED):
-        began = time.perf_counter()
-        _run(runner, plan)
-        device.synchronize()
-        spent.append(time.perf_counter() - began)
-    return plan.n_tokens / (min(spent) * 1e3)
+            plans += [_plan([chunk], [0], sampling), *([_plan([half], [half], sampling)] if half else ())]
+        if rows > 1 and chunk > 2:
+            plans.append(_plan([1, chunk - 1], [long, 0], _GREEDY, n_decode=1))
+    return [*plans, *(_plan([1], [0], way) for way in _WAYS)]
 
 
 def prompts_plan(limits: SchedulerLimits) -> StepPlan:
     """About `_RATED` tokens of prompts, as far as the limits allow."""
     length = min(_RATED, limits.max_input_len, limits.batch_tokens)
     count = min(_RATED // length, limits.batch_tokens // length, limits.max_running)
-    rows = np.arange(count, dtype=np.int32)
-    return _plan(rows, np.full_like(rows, length), np.zeros_like(rows), 0, _GREEDY)
-
-
-def _prompt(tokens: int, sampling: SamplingParams, cached: int = 0) -> StepPlan:
-    """`tokens` of one row that does not decode, behind `cached` ones."""
-    none = np.zeros(1, np.int32)
-    return _plan(none, none + np.int32(tokens), none + np.int32(cached), 0, sampling)
+    return _plan([length] * count, [0] * count, _GREEDY)
 
 
 def decode_plan(limits: SchedulerLimits, most: int) -> StepPlan | None:
     """As many rows as are captured, each at the end of the longest request; None where none is captured."""
     count = min(limits.max_running, limits.batch_tokens, most)
-    rows = np.arange(count, dtype=np.int32)
-    long = np.full_like(rows, limits.max_total_len - 1)
-    return _plan(rows, np.ones_like(rows), long, count, _EVERYTHING) if count else None
+    return _plan([1] * count, [limits.max_total_len - 1] * count, _EVERYTHING, n_decode=count) if count else None
 
 
 def mixed_plan(limits: SchedulerLimits) -> StepPlan | None:
@@ -163,65 +147,44 @@ def mixed_plan(limits: SchedulerLimits) -> StepPlan | None:
     decoding = min(tokens - chunk, limits.max_running - 1)
     if chunk < 2 or decoding < 1:
         return None
-    n_query = np.ones(decoding + 1, np.int32)
-    n_query[-1] = chunk
-    start = np.full_like(n_query, limits.max_total_len - 1)
-    start[-1] = 0
-    return _plan(np.arange(decoding + 1, dtype=np.int32), n_query, start, decoding, _EVERYTHING)
+    long = [limits.max_total_len - 1] * decoding
+    return _plan([1] * decoding + [chunk], [*long, 0], _EVERYTHING, n_decode=decoding)
 
 
-def _plan(rows: Int32, n_query: Int32, start: Int32, n_decode: int, sampling: SamplingParams) -> StepPlan:
+def worst_plan(limits: SchedulerLimits, granules: tuple[int, ...]) -> StepPlan:
+    """One long prompt as far as it may go, the rest of the budget over as many rows as there are places."""
+    lengths = _spread(limits.batch_tokens, limits.max_running, min(limits.max_input_len, limits.batch_tokens))
+    plan = _plan(lengths, [0] * len(lengths), _EVERYTHING)
+    plan.writes = [_places(plan.request, -(-plan.n_query // granule)) for granule in granules]
+    return plan
+
+
+def _plan(n_query: Sequence[int], start: Sequence[int], sampling: SamplingParams, n_decode: int = 0) -> StepPlan:
     """Every row sampled; KV is read and written at the first granule, as all tables say."""
+    rows, new = np.arange(len(n_query), dtype=np.int32), np.array(n_query, np.int32)
     return StepPlan(
         number=0,
         request=rows,
-        n_query=n_query,
-        reserve=n_query,
-        start=start,
+        n_query=new,
+        reserve=new,
+        start=np.array(start, np.int32),
         want=np.zeros(rows.size, np.uint8),
         n_decode=n_decode,
         sample_row=rows,
         sample_request=rows,
         admitted=[
-            Admitted(int(row), np.zeros(1, np.int32), 1, int(at), sampling, 0, 0, ())
-            for row, at in zip(rows, start, strict=True)
+            Admitted(row, np.zeros(length, np.int32), length, at, sampling, 0, 0, ())
+            for row, (length, at) in enumerate(zip(n_query, start, strict=True))
         ],
-    )
-
-
-def worst_plan(limits: SchedulerLimits, granules: tuple[int, ...]) -> StepPlan:
-    """One long prompt as far as it may go, the rest of the budget over as many rows as there are places."""
-    longest = min(limits.max_input_len, limits.batch_tokens)
-    lengths = np.array(_spread(limits.batch_tokens, limits.max_running, longest), np.int32)
-    rows: Int32 = np.arange(lengths.size, dtype=np.int32)
-    admitted = [
-        Admitted(int(row), np.zeros(length, np.int32), int(length), 0, _EVERYTHING, 0, 0, ())
-        for row, length in zip(rows, lengths, strict=True)
-    ]
-    return StepPlan(
-        number=0,
-        request=rows,
-        n_query=lengths,
-        reserve=lengths,
-        start=np.zeros_like(rows),
-        want=np.zeros(rows.size, np.uint8),
-        n_decode=0,
-        sample_row=rows,
-        sample_request=rows,
-        admitted=admitted,
-        writes=[_places(rows, -(-lengths // granule)) for granule in granules],
     )
 
 
 def _spread(tokens: int, rows: int, longest: int) -> list[int]:
     """At most `rows` lengths of at most `longest`, that sum to `tokens` if they can: short ones first."""
     rows = min(rows, tokens)
-    lengths = [1] * rows
-    left = tokens - rows
-    for row in range(rows - 1, -1, -1):
-        more = min(left, longest - 1)
-        lengths[row] += more
-        left -= more
+    # beside one token for each row: what the last row has, the last two have, ... and all
+    more = np.minimum(np.arange(rows + 1) * (longest - 1), tokens - rows)
+    lengths: list[int] = (1 + np.diff(more))[::-1].tolist()
     return lengths
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmcore.api.bridge import LengthDecay, SamplingParams
-from llmcore.api.protocols import Device, Int32
+from llmcore.api.protocols import Int32
 from llmcore.api.specs import bucket_of
 from llmcore.engine.upload import Tables, Upload
 from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
@@ -51,17 +51,21 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class _Bias:
-    """Additions to a request's scores: `value` to `token` while fewer than `until` tokens were produced."""
+class _Changes:
+    """Changes of a request's scores, a column for each field: of which `token`, by which `value`. `at`: the number of
+    produced tokens up to which a bias lasts, or from which on a score rises."""
 
     token: Int32
     value: NDArray[np.float32]
-    until: Int32
+    at: Int32
 
-    def without_bans(self) -> _Bias:
-        """The bias without bans of a short answer's ends, for a mask that allows only these tokens: the mask wins."""
-        lasting = self.until == _FOREVER
-        return _Bias(self.token[lasting], self.value[lasting], self.until[lasting])
+    def without_bans(self) -> _Changes:
+        """Biases without bans of a short answer's ends, for a mask that allows only these tokens: the mask wins."""
+        lasting = self.at == _FOREVER
+        return _Changes(self.token[lasting], self.value[lasting], self.at[lasting])
+
+
+Kept = TypeVar("Kept")
 
 
 class RowSampler:
@@ -72,10 +76,7 @@ class RowSampler:
     biases. Everything else is a column on the device.
     """
 
-    def __init__(
-        self, device: Device, tables: Tables, samplers: Mapping[str, Sequence[Sampler]], vocab_size: int
-    ) -> None:
-        self._device = device
+    def __init__(self, tables: Tables, samplers: Mapping[str, Sequence[Sampler]], vocab_size: int) -> None:
         self._tables = tables
         self._samplers = samplers
         self._vocab_size = vocab_size
@@ -85,9 +86,9 @@ class RowSampler:
         self._typical = np.zeros(size, np.bool_)
         self._logprobs = np.full(size, -1, np.int32)
         self._longest = np.zeros(size, np.int32)
-        self._bias: dict[int, _Bias] = {}
+        self._biases: dict[int, _Changes] = {}
+        self._rises: dict[int, _Changes] = {}
         self._allowed: dict[int, Int32] = {}
-        self._decay: dict[int, LengthDecay] = {}
         self._greedy: dict[int, SampleRows] = {}
 
     def admit(self, plan: StepPlan) -> None:
@@ -106,18 +107,12 @@ class RowSampler:
         variant = int(self._variant[indices].max(initial=_GREEDY))
         if variant < _FULL:
             return Draw(variant)
-        biases = [(s, self._bias[i]) for s, i in enumerate(indices.tolist()) if i in self._bias] if self._bias else []
+        biases, rises = _of_rows(self._biases, indices), _of_rows(self._rises, indices)
         if biases and (ending := {s for s, b in ready if b.must_end}):
             biases = [(s, bias.without_bans() if s in ending else bias) for s, bias in biases]
-        biases += [(s, _bias_of(b.bias)) for s, b in ready if b.bias]
+        biases += [(s, _added(b.bias)) for s, b in ready if b.bias]
         masks = _put_masks(self._masked(indices, ready), rows, upload)
-        rises = self._put_rises(indices, upload)
-        if biases:
-            of = np.repeat(np.array([s for s, _ in biases], np.int32), [b.token.size for _, b in biases])
-            upload.put("bias_row", of)
-            upload.put("bias_token", np.concatenate([b.token for _, b in biases]))
-            upload.put("bias_value", np.concatenate([b.value for _, b in biases]).view(np.int32))
-            upload.put("bias_until", np.concatenate([b.until for _, b in biases]))
+        n_rises, n_biases = _put_changes("rise", rises, upload), _put_changes("bias", biases, upload)
         width = 0
         if biases or rises or self._adjusts[indices].any():
             # A power of two, so that a captured draw serves many steps.
@@ -125,7 +120,7 @@ class RowSampler:
             width = min(1 << (longest - 1).bit_length(), self._tables.max_len)
         asked = int(self._logprobs[indices].max())
         typical = bool(self._typical[indices].any())
-        return Draw(variant, asked, width, sum(b.token.size for _, b in biases), masks, rises, typical)
+        return Draw(variant, asked, width, n_biases, masks, n_rises, typical)
 
     def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Sampled:
         """Device: sample a token from each row of `logits` [S, V], for the requests `request` [S] int64."""
@@ -140,7 +135,8 @@ class RowSampler:
         adjust = None
         if draw.width:
             ids = self._tables.history[:, : draw.width].index_select(0, request)
-            adjust = _adjust(ids, length, penalties, (repeat_from, count_from), upload)
+            adjust = _adjust(ids, length, penalties, (repeat_from, count_from), draw, upload)
+        masks = Masks(words=upload.get("masks").view(draw.masks, -1), of=upload.get("mask_of")) if draw.masks else None
         rows = SampleRows(
             temperature=temperature,
             top_k=top_k,
@@ -151,7 +147,7 @@ class RowSampler:
             position=(length - self._tables.prompt_len[request]).long(),
             typical_p=typical_p if draw.typical else None,
             adjust=adjust,
-            masks=self._masks(draw, upload),
+            masks=masks,
             logprobs=draw.logprobs if draw.logprobs >= 0 else None,
         )
         return sample(logits, rows)
@@ -159,29 +155,11 @@ class RowSampler:
     def _masked(self, indices: Int32, ready: Sequence[Steered]) -> list[tuple[int, Int32]]:
         """The masks of sampled rows, by their number."""
         masks = {s: b.mask for s, b in ready if b.mask is not None}
-        for s, index in enumerate(indices.tolist() if self._allowed else ()):
-            if index in self._allowed:
-                mask = both_masks(self._allowed[index], masks.get(s))
-                # If no token is left, the processor's mask wins: without it the output would be malformed.
-                masks[s] = mask if mask.any() else masks[s]
+        for s, allowed in _of_rows(self._allowed, indices):
+            mask = both_masks(allowed, masks.get(s))
+            # If no token is left, the processor's mask wins: without it the output would be malformed.
+            masks[s] = mask if mask.any() else masks[s]
         return list(masks.items())
-
-    def _put_rises(self, indices: Int32, upload: Upload) -> int:
-        """Put what rises with the length of sampled rows' answers; how many scores do."""
-        decays = (
-            [(s, self._decay[i]) for s, i in enumerate(indices.tolist()) if i in self._decay] if self._decay else []
-        )
-        counts = [len(d.ids) for _, d in decays]
-        if decays:
-            upload.put("rise_row", np.repeat(np.array([s for s, _ in decays], np.int32), counts))
-            upload.put("rise_token", np.array([token for _, d in decays for token in d.ids], np.int32))
-            upload.put("rise_start", np.repeat(np.array([d.start for _, d in decays], np.int32), counts))
-            rates = np.repeat(np.array([math.log(d.factor) for _, d in decays], np.float32), counts)
-            upload.put("rise_rate", rates.view(np.int32))
-        return sum(counts)
-
-    def _masks(self, draw: Draw, upload: Upload) -> Masks | None:
-        return Masks(words=upload.get("masks").view(draw.masks, -1), of=upload.get("mask_of")) if draw.masks else None
 
     def _greedy_rows(self, count: int) -> SampleRows:
         """Rows of greedy requests: they need no column of the device."""
@@ -189,32 +167,20 @@ class RowSampler:
             self._greedy[count] = plain_rows(count, temperature=0.0).to(self._tables.lengths.device)
         return self._greedy[count]
 
-    def to_host(self, out: Sampled, count: int) -> Sampled:
-        """Start the copy of the first `count` rows to the host; the step's event says when it is complete.
-
-        `finite` stays behind: op `step_outputs` has said it with the tokens.
-        """
-        columns: dict[str, Tensor | None] = {f.name: getattr(out, f.name) for f in fields(out) if f.name != "finite"}
-        host = {
-            name: None if column is None else self._device.to_host(column[:count]) for name, column in columns.items()
-        }
-        return replace(out, **host)  # type: ignore[arg-type]
-
     def _admit(self, admitted: Admitted) -> None:
         index, sampling = admitted.index, admitted.sampling
         self._longest[index] = len(admitted.tokens)
         self._logprobs[index] = -1 if sampling.logprobs is None else sampling.logprobs
-        self._bias.pop(index, None)
-        self._allowed.pop(index, None)
-        self._decay.pop(index, None)
+        for kept in (self._biases, self._rises, self._allowed):
+            kept.pop(index, None)
         if sampling.allowed_ids:
             self._allowed[index] = mask_of(sampling.allowed_ids, self._vocab_size)
         if sampling.length_decay is not None:
-            self._decay[index] = sampling.length_decay
+            self._rises[index] = _risen(sampling.length_decay)
         self._typical[index] = _typical(sampling)
         bias = _bias(admitted)
         if bias is not None:
-            self._bias[index] = bias
+            self._biases[index] = bias
         self._adjusts[index] = bias is not None or _penalized(sampling)
         full = self._adjusts[index] or admitted.masked
         self._variant[index] = _FULL if full else variant_of(sampling)
@@ -222,13 +188,11 @@ class RowSampler:
 
 def variant_of(sampling: SamplingParams) -> int:
     """Index into VARIANTS of the least variant that serves `sampling`."""
-    steered = sampling.allowed_ids or sampling.length_decay is not None
-    if _penalized(sampling) or sampling.logit_bias or sampling.logprobs is not None or steered:
+    changed = _penalized(sampling) or sampling.logit_bias or sampling.allowed_ids or sampling.length_decay is not None
+    if changed or sampling.logprobs is not None or _typical(sampling):
         return _FULL
     if sampling.greedy:
         return _GREEDY
-    if _typical(sampling):
-        return _FULL
     if sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0:
         return _FILTERED
     return _TEMPERATURE
@@ -243,22 +207,44 @@ def _typical(sampling: SamplingParams) -> bool:
     return sampling.typical_p < 1.0 and not sampling.greedy
 
 
-def _bias(admitted: Admitted) -> _Bias | None:
+def _of_rows(kept: Mapping[int, Kept], indices: Int32) -> list[tuple[int, Kept]]:
+    """By number, the sampled rows whose requests have something in `kept`."""
+    return [(s, kept[i]) for s, i in enumerate(indices.tolist()) if i in kept] if kept else []
+
+
+def _bias(admitted: Admitted) -> _Changes | None:
     masked = admitted.stop_ids if admitted.min_new_tokens > 0 else ()
     chosen = admitted.sampling.logit_bias
     if not masked and not chosen:
         return None
-    return _Bias(
+    return _Changes(
         token=np.array([*chosen, *masked], np.int32),
         value=np.array([*chosen.values(), *(-np.inf for _ in masked)], np.float32),
-        until=np.array([_FOREVER] * len(chosen) + [admitted.min_new_tokens] * len(masked), np.int32),
+        at=np.array([_FOREVER] * len(chosen) + [admitted.min_new_tokens] * len(masked), np.int32),
     )
 
 
-def _bias_of(bias: Mapping[int, float]) -> _Bias:
+def _added(bias: Mapping[int, float]) -> _Changes:
     """The bias that a logits processor adds to the next token's scores."""
     token, value = np.array([*bias], np.int32), np.array([*bias.values()], np.float32)
-    return _Bias(token, value, np.full(token.size, _FOREVER, np.int32))
+    return _Changes(token, value, np.full(token.size, _FOREVER, np.int32))
+
+
+def _risen(decay: LengthDecay) -> _Changes:
+    token = np.array(decay.ids, np.int32)
+    rate = np.full(token.size, math.log(decay.factor), np.float32)
+    return _Changes(token, rate, np.full(token.size, decay.start, np.int32))
+
+
+def _put_changes(kind: str, changes: Sequence[tuple[int, _Changes]], upload: Upload) -> int:
+    """Put changes by sampled row, and say how many scores they change."""
+    if changes:
+        of = np.repeat(np.array([s for s, _ in changes], np.int32), [change.token.size for _, change in changes])
+        upload.put(f"{kind}_row", of)
+        upload.put(f"{kind}_token", np.concatenate([change.token for _, change in changes]))
+        upload.put(f"{kind}_value", np.concatenate([change.value for _, change in changes]).view(np.int32))
+        upload.put(f"{kind}_at", np.concatenate([change.at for _, change in changes]))
+    return sum(change.token.size for _, change in changes)
 
 
 def _put_masks(masks: Sequence[tuple[int, Int32]], rows: int, upload: Upload) -> int:
@@ -275,10 +261,18 @@ def _put_masks(masks: Sequence[tuple[int, Int32]], rows: int, upload: Upload) ->
 
 
 def _adjust(
-    ids: Tensor, length: Tensor, penalties: Sequence[Tensor], first: tuple[Tensor, Tensor], upload: Upload
+    ids: Tensor, length: Tensor, penalties: Sequence[Tensor], first: tuple[Tensor, Tensor], draw: Draw, upload: Upload
 ) -> Adjust:
-    biased, rising = upload.has("bias_row"), upload.has("rise_row")
     none = ids.new_empty(0)
+    get, floats = upload.get, torch.float32
+    rises = None
+    if draw.rises:
+        rises = Rises(
+            row=get("rise_row").long(),
+            token=get("rise_token").long(),
+            start=get("rise_at"),
+            rate=get("rise_value").view(floats),
+        )
     return Adjust(
         ids=ids,
         length=length,
@@ -287,20 +281,11 @@ def _adjust(
         frequency=penalties[2],
         repeat_from=first[0],
         count_from=first[1],
-        bias_row=upload.get("bias_row").long() if biased else none.long(),
-        bias_token=upload.get("bias_token").long() if biased else none.long(),
-        bias_value=upload.get_float("bias_value") if biased else none.float(),
-        bias_until=upload.get("bias_until") if biased else none,
-        rises=_rises(upload) if rising else None,
-    )
-
-
-def _rises(upload: Upload) -> Rises:
-    return Rises(
-        row=upload.get("rise_row").long(),
-        token=upload.get("rise_token").long(),
-        start=upload.get("rise_start"),
-        rate=upload.get_float("rise_rate"),
+        bias_row=(get("bias_row") if draw.biases else none).long(),
+        bias_token=(get("bias_token") if draw.biases else none).long(),
+        bias_value=(get("bias_value") if draw.biases else none).view(floats),
+        bias_until=get("bias_at") if draw.biases else none,
+        rises=rises,
     )
 
 

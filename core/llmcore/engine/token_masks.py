@@ -12,22 +12,13 @@ from torch import Tensor
 
 from llmcore.api.errors import reraise_if_stopping
 from llmcore.api.protocols import Event
-from llmcore.engine.upload import Packed, Tables, Upload
+from llmcore.engine.upload import Tables, Upload, padded_to
 from llmcore.sched.plan import Frame, StepPlan
-from llmcore.sched.processors import ChoiceProcessors, Steered
+from llmcore.sched.processors import Steered
 
 _POLL = 0.0001
 _PATIENCE = 0.01
 """Seconds to wait for masks when every row of the step needs one, so that going on without them serves no row."""
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A forward in flight: its logits [S, V], padding included."""
-
-    packed: Packed
-    frame: Frame | None
-    logits: Tensor
 
 
 @dataclass
@@ -44,7 +35,12 @@ class Outcome:
 
 def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
     """Wait for what the processors say, at most until the `forward` has ended: others must not wait for them."""
-    _wait([b for _, b in bound], plan.sample_request.size, forward)
+    end = time.perf_counter() + _PATIENCE
+    while waiting := [b for _, b in bound if not b.ready and not b.dropped]:
+        # If every row waits, going on serves no row.
+        if forward.done() and (len(waiting) < plan.sample_request.size or time.perf_counter() > end):
+            break
+        waiting[0].wait(_POLL)
     outcome = Outcome()
     for s, b in bound:
         request = int(plan.sample_request[s])
@@ -60,26 +56,13 @@ def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
     return outcome
 
 
-def _wait(bound: Sequence[ChoiceProcessors], samples: int, forward: Event) -> None:
-    end = time.perf_counter() + _PATIENCE
-    while waiting := [b for b in bound if not b.ready and not b.dropped]:
-        # If every row waits, going on serves no row.
-        if forward.done() and (len(waiting) < samples or time.perf_counter() > end):
-            return
-        waiting[0].wait(_POLL)
-
-
-def put_outputs(plan: StepPlan, packed: Packed, frame: Frame | None, late: Sequence[int], upload: Upload) -> None:
-    """The columns by which the tables move on: they stay where they are for the requests that are `late`."""
-    rows = plan.request.size if frame is None else frame.rows
-    n_query = np.zeros(rows, np.int32)
-    n_query[: plan.request.size] = np.where(np.isin(plan.request, late), 0, plan.n_query)
-    sample = np.full(packed.n_samples, packed.scratch, np.int32)
-    sample[: plan.sample_request.size] = np.where(
-        np.isin(plan.sample_request, late), packed.scratch, plan.sample_request
-    )
-    upload.put("n_query", n_query)
-    upload.put("sample_request", sample)
+def put_outputs(plan: StepPlan, sizes: Frame, late: Sequence[int], scratch: int, upload: Upload) -> None:
+    """The columns by which the tables move on: they stay where they are for the requests that are `late`. `sizes`:
+    those that the step is padded to; `scratch`: the request that stands for padding."""
+    n_query = np.where(np.isin(plan.request, late), 0, plan.n_query)
+    sample = np.where(np.isin(plan.sample_request, late), scratch, plan.sample_request)
+    upload.put("n_query", padded_to(sizes.rows, n_query))
+    upload.put("sample_request", padded_to(sizes.samples, sample, scratch))
 
 
 def changed(logits: Tensor, tables: Tables, plan: StepPlan, outcome: Outcome) -> tuple[Tensor, Tensor]:

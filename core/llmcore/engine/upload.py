@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.api.protocols import AttentionKernel, AttnRows, Device, Int32
+from llmcore.api.protocols import AttnRows, Device, Int32
 from llmcore.api.specs import bucket_of
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import zeros
@@ -81,18 +81,10 @@ class Upload:
         if self._used:
             self._remote[: self._used].copy_(self._hosts[self._turn][0][: self._used], non_blocking=True)
 
-    def has(self, name: str) -> bool:
-        """True if this step has the column."""
-        return name in self._columns
-
     def get(self, name: str) -> Tensor:
         """A column on the device, int32."""
         start, end = self._columns[name]
         return self._remote[start:end]
-
-    def get_float(self, name: str) -> Tensor:
-        """A column that was put as the bits of f32 values."""
-        return self.get(name).view(torch.float32)
 
     def _reserve(self, capacity: int) -> None:
         hosts = [self._device.pinned(torch.empty(capacity, dtype=torch.int32)) for _ in range(self._turns)]
@@ -195,48 +187,37 @@ def _columns(admitted: list[Admitted]) -> Int32:
     return np.concatenate((np.array(ints, np.int32), seeds, np.array(floats, np.float32).view(np.int32)), axis=1)
 
 
+Meta = dict[str, Tensor]
+"""The `meta` of AttentionKernel.run."""
+
+
 @dataclass(frozen=True)
 class Packed:
-    """The columns of a step in `upload`, and their sizes."""
+    """The columns of a step in `upload`."""
 
     upload: Upload
+    sizes: Frame
+    """Their sizes, padding included; if `mixed`, all rows go through one kernel."""
     n_decode: int
     """Rows that decode; they come first."""
-    n_tokens: int
-    n_samples: int
-    mixed: bool
-    """All rows go through one kernel."""
     every: bool
     """Each token is sampled, in order."""
     keys: tuple[str, ...]
-    """The graph keys of the attention kernels' plans."""
-    scratch: int
-    """The request index of padding."""
-    scopes: Mapping[str, tuple[Scoped, Scoped, Scoped]]
+    """The graph keys of the attention kernels' plans, "" where one says that this step cannot be captured."""
+    scopes: Mapping[tuple[str, str], Scoped]
+    """By KV group and part of the rows: decode and prefill, or mixed."""
 
-    def metas(
-        self, group: str, table: Tensor, kv_len: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor] | None]:
+    def metas(self, group: str, table: Tensor, kv_len: Tensor) -> tuple[Meta, Meta, Meta | None]:
         """`meta` of a group's decode, prefill and mixed kernels; `kv_len` [R]."""
         get, n = self.upload.get, self.n_decode
-        request = get("request")
-        scopes = self.scopes[group]
-        rows = {"table": table, "request": request, "kv_len": kv_len, "q_start": get("q_start")}
-        if self.mixed:
-            return {}, {}, {**rows, **scopes[2].tensors()}
-        decode = {**rows, "request": request[:n], "kv_len": kv_len[:n], "q_start": get("q_start")[: n + 1]}
-        prefill = {**rows, "request": request[n:], "kv_len": kv_len[n:], "q_start": get("prefill_start")}
+        request, q_start = get("request"), get("q_start")
+        if self.sizes.mixed:
+            rows = {"table": table, "request": request, "kv_len": kv_len, "q_start": q_start}
+            return {}, {}, {**rows, **self.scopes[group, "mixed"].tensors()}
+        decode = {"table": table, "request": request[:n], "kv_len": kv_len[:n], "q_start": q_start[: n + 1]}
+        prefill = {"table": table, "request": request[n:], "kv_len": kv_len[n:], "q_start": get("prefill_start")}
+        scopes = self.scopes[group, "decode"], self.scopes[group, "prefill"]
         return {**decode, **scopes[0].tensors()}, {**prefill, **scopes[1].tensors()}, None
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of a step, padding included: it comes last and belongs to the request `scratch`."""
-
-    request: Int32
-    n_query: Int32
-    kv_len: Int32
-    borders: Int32
 
 
 class BatchPacker:
@@ -248,72 +229,57 @@ class BatchPacker:
         self._scratch = scratch
 
     def pack(self, plan: StepPlan, frame: Frame | None, upload: Upload) -> Packed:
-        """Put every column of the step; `frame`: the sizes to pad to."""
-        rows = self._rows(plan, frame)
-        mixed = frame is not None and frame.mixed
-        # Without a mixed kernel rows are split where the decode rows end; padding of a decode step decodes too.
-        n_decode = plan.n_decode if frame is None or frame.mixed else frame.rows
-        row = np.repeat(np.arange(plan.request.size, dtype=np.int32), plan.n_query)
-        n_tokens = row.size if frame is None else frame.tokens
-        offset = np.arange(row.size, dtype=np.int32) - rows.borders[row]
-        padding = np.arange(n_tokens - row.size, dtype=np.int32)
-        first = plan.request.size
-        at = np.concatenate((row, padding * 0 + first if mixed else padding + first))
-        upload.put("request", rows.request)
-        upload.put("n_query", rows.n_query)
-        upload.put("q_start", rows.borders if mixed or frame is None else np.arange(frame.rows + 1, dtype=np.int32))
-        if not mixed:
-            upload.put("prefill_start", rows.borders[n_decode:] - rows.borders[n_decode])
-        upload.put("row", at)
-        upload.put("offset", np.concatenate((offset, padding * 0)))
-        samples = self._put_samples(plan, frame, rows, upload)
-        scopes = {name: self._scopes(upload, name) for name in self._groups}
-        bucket = bucket_of(n_tokens)
-        keys = [key for name in self._groups for key in self._plan(name, bucket, rows, n_decode, mixed, scopes[name])]
-        every = bool(plan.n_decode == plan.request.size == plan.sample_row.size) and not mixed
-        return Packed(upload, n_decode, n_tokens, samples, mixed, every, tuple(keys), self._scratch, scopes)
+        """Put every column of the step; `frame`: the sizes to pad to. Padding comes last and belongs to `scratch`."""
+        given, tokens, samples = plan.request.size, plan.n_tokens, plan.sample_row.size
+        sizes = Frame(given, tokens, samples, mixed=False) if frame is None else frame
+        n_query = padded_to(sizes.rows, plan.n_query)
+        rows = AttnRows(n_query=n_query, kv_len=padded_to(sizes.rows, plan.start + plan.n_query))
+        borders = np.concatenate((np.zeros(1, np.int32), np.cumsum(n_query, dtype=np.int32)))
+        n_decode, q_start = plan.n_decode, borders
+        row = np.repeat(np.arange(given, dtype=np.int32), plan.n_query)
+        offset = np.arange(tokens, dtype=np.int32) - borders[row]
+        if frame is not None and not frame.mixed:
+            # Without a mixed kernel rows are split where the decode rows end; padding of a decode step decodes too.
+            n_decode, q_start = frame.rows, np.arange(frame.rows + 1, dtype=np.int32)
+            row = q_start[:-1]
+        upload.put("request", padded_to(sizes.rows, plan.request, self._scratch))
+        upload.put("n_query", n_query)
+        upload.put("q_start", q_start)
+        if not sizes.mixed:
+            upload.put("prefill_start", borders[n_decode:] - borders[n_decode])
+        upload.put("row", padded_to(sizes.tokens, row, given))
+        upload.put("offset", padded_to(sizes.tokens, offset))
+        upload.put("sampled", padded_to(sizes.samples, borders[plan.sample_row + 1] - 1))
+        upload.put("sample_request", padded_to(sizes.samples, plan.sample_request, self._scratch))
+        keys, scopes = self._planned(rows, n_decode, sizes, upload)
+        every = not sizes.mixed and plan.n_decode == given == samples
+        return Packed(upload, sizes, n_decode, every, keys, scopes)
 
-    def _rows(self, plan: StepPlan, frame: Frame | None) -> _Rows:
-        more = 0 if frame is None else frame.rows - plan.request.size
-        none = np.zeros(more, np.int32)
-        n_query = np.concatenate((plan.n_query, none))
-        return _Rows(
-            request=np.concatenate((plan.request, none + np.int32(self._scratch))),
-            n_query=n_query,
-            kv_len=np.concatenate((plan.start + plan.n_query, none)),
-            borders=np.concatenate((np.zeros(1, np.int32), np.cumsum(n_query, dtype=np.int32))),
-        )
+    def _planned(
+        self, rows: AttnRows, n_decode: int, sizes: Frame, upload: Upload
+    ) -> tuple[tuple[str, ...], Mapping[tuple[str, str], Scoped]]:
+        """The graph keys and the scopes of all attention kernels, after they have planned."""
+        split = {"mixed": rows}
+        if not sizes.mixed:
+            split = {
+                "decode": AttnRows(n_query=rows.n_query[:n_decode], kv_len=rows.kv_len[:n_decode]),
+                "prefill": AttnRows(n_query=rows.n_query[n_decode:], kv_len=rows.kv_len[n_decode:]),
+            }
+        bucket = bucket_of(sizes.tokens)
+        keys, scopes = [], {}
+        for group in self._groups:
+            kernels = self._kernels.get(group)
+            for part, some in split.items():
+                scope = scopes[group, part] = Scoped(upload, f"{group}/{part}")
+                if kernels is not None and some.n_query.size:
+                    keys.append(getattr(kernels, part)[bucket].plan(some, scope))
+        return tuple(keys), scopes
 
-    def _put_samples(self, plan: StepPlan, frame: Frame | None, rows: _Rows, upload: Upload) -> int:
-        samples = plan.sample_row.size if frame is None else frame.samples
-        none = np.zeros(samples - plan.sample_row.size, np.int32)
-        upload.put("sampled", np.concatenate((rows.borders[plan.sample_row + 1] - 1, none)))
-        upload.put("sample_request", np.concatenate((plan.sample_request, none + np.int32(self._scratch))))
-        return samples
 
-    def _scopes(self, upload: Upload, group: str) -> tuple[Scoped, Scoped, Scoped]:
-        return (
-            Scoped(upload, f"{group}/decode"),
-            Scoped(upload, f"{group}/prefill"),
-            Scoped(upload, f"{group}/mixed"),
-        )
-
-    def _plan(
-        self, group: str, bucket: int, rows: _Rows, n_decode: int, mixed: bool, scopes: tuple[Scoped, Scoped, Scoped]
-    ) -> list[str]:
-        """The graph keys of a group's kernels, "" where one says that this step cannot be captured."""
-        kernels = self._kernels.get(group)
-        if kernels is None:
-            return []
-        everything = slice(0, None)
-        parts: list[tuple[AttentionKernel, Scoped, slice]] = [(kernels.mixed[bucket], scopes[2], everything)]
-        if not mixed:
-            parts = [
-                (kernels.decode[bucket], scopes[0], slice(0, n_decode)),
-                (kernels.prefill[bucket], scopes[1], slice(n_decode, None)),
-            ]
-        return [
-            kernel.plan(AttnRows(n_query=rows.n_query[part], kv_len=rows.kv_len[part]), scope)
-            for kernel, scope, part in parts
-            if rows.n_query[part].size
-        ]
+def padded_to(size: int, values: Int32, filling: int = 0) -> Int32:
+    """`values`, and `filling` after them up to `size`."""
+    if values.size == size:
+        return values
+    padded = np.full(size, filling, np.int32)
+    padded[: values.size] = values
+    return padded

@@ -30,8 +30,8 @@ def apply_modes(
     """The pins of `--mode` names and `--kernel op=name` values together.
 
     Raises ConfigError for a mode that does not exist or does not fit the device; the error lists those that fit. A
-    malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.dry_model.ModeFit` checks
-    whether a mode fits a model too.
+    malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.blueprint.Blueprint` also
+    checks whether a mode fits a model.
     """
     pinned: dict[tuple[str, ...], tuple[str, str]] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmcore.api.errors import ConfigError, PluginError
 from llmcore.api.models import ModelConfig
@@ -12,9 +12,6 @@ from llmcore.api.protocols import Checkpoint, QuantMethod
 from llmcore.api.specs import PluginInfo, QuantMethodSpec
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry, either_of, fix_for
-
-if TYPE_CHECKING:
-    from llmcore.layers.build import LinearMethod
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,6 @@ def find_quantization(
 def unquantized(quantized: Quantized | None, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the names and tensors that the model loads."""
     return checkpoint if quantized is None else quantized.method.checkpoint(checkpoint)
-
-
-def linear_method_of(quantized: Quantized | None) -> LinearMethod:
-    """The LinearMethod that decides how the model's linears hold their weights."""
-    from llmcore.layers.build import Unquantized  # This imports torch; `llmcore plan` works without it.
-
-    return (None if quantized is None else quantized.method.linear_method) or Unquantized()
-
-
-def name_of(quantized: Quantized | None) -> str | None:
-    """The method's name, for listings; None without quantization."""
-    return None if quantized is None else quantized.name
 
 
 def describe(quantization: Mapping[str, Any]) -> str:

@@ -11,13 +11,13 @@ import torch
 from llmcore.api.protocols import AttnLimits, AttnRows, Device
 from llmcore.api.specs import DeviceInfo, bucket_of
 from llmcore.config import Config
-from llmcore.layers.build import Build
+from llmcore.engine.blueprint import Blueprint
 from llmcore.layers.step import KVStep, Step
 from llmcore.registry.loader import build_registry, load, select
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
-from llmcore.weights.quant import find_quantization, linear_method_of, unquantized
+from llmcore.weights.quant import unquantized
 from llmcore.weights.source import open_checkpoint, read_model
 
 from llmcore_devtools.kernels.attention_cases import Uploads
@@ -75,24 +75,23 @@ class LoadedModel:
         self.device = torch.device("cpu") if device is None else device.torch_device
         registry = registry or registry_for_tests()
         checkpoint = open_checkpoint(registry, path, weights=not dummy)
-        spec, self.config = read_model(registry, checkpoint.config(), data_type)
-        quantized = find_quantization(registry, checkpoint.config(), self.config)
-        self.build = Build(
+        family, self.config = read_model(registry, checkpoint.config(), data_type)
+        plan = Blueprint(
             registry=registry,
-            config=self.config,
             device=DeviceInfo("cpu") if device is None else device.info,
-            torch_device=self.device,
+            family=family,
+            model=self.config,
+            described=checkpoint.config(),
             pins=Pins(kernels=kernels or {}),
-            granules={group.name: granule for group in self.config.kv_groups},
-            linear_method=linear_method_of(quantized),
+            granule=granule,
             longest_request=longest_request,
         )
-        self.model = load(spec.build)(self.config, self.build)
+        self.model, self.build = plan.build(self.device)
         if dummy:
             self.weight_bytes = dummy_weights(self.model)
         else:
-            checkpoint = unquantized(quantized, checkpoint)
-            self.weight_bytes = load_weights(self.model, checkpoint, load(spec.weights)(self.config))
+            checkpoint = unquantized(plan.quantized, checkpoint)
+            self.weight_bytes = load_weights(self.model, checkpoint, load(family.weights)(self.config))
         self.layouts = {group.name: self.build.layout(group.name) for group in self.config.kv_groups}
         granules = tokens // granule
         self.pools = {name: layout.tensors(granules, self.device) for name, layout in self.layouts.items()}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from llmcore.api import DeviceInfo, DeviceSpec, hookimpl
 from llmcore.builtin.devices.cpu import CPU
-from llmcore.engine.budget import GRAPH_BYTES
+from llmcore.engine.memory import GRAPH_BYTES
 
 T = TypeVar("T")
 

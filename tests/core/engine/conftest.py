@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.engine import model
+from llmcore.engine import blueprint
 from llmcore.engine.llm import LLM
 from llmcore.engine.model_runner import ModelRunner, Prepared
 from llmcore.registry import loader
@@ -61,7 +61,7 @@ def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLL
             directory = write_fake_model(
                 tmp_path / f"model{len(list(tmp_path.iterdir()))}", **{"max_position": 640, **(fake or {})}
             )
-            monkeypatch.setattr(model, "settle_granules", lambda build, make, asked: {"kv": asked or granule})
+            monkeypatch.setattr(blueprint, "settle_granules", lambda build, make, asked: {"kv": asked or granule})
             if ahead:
                 settings |= {"plugins": [AHEAD], "device": "cpu-ahead"}
             settings = {"max_total_token_num": 2000, "running_max_req_size": 16, "device": "cpu", **settings}

@@ -8,7 +8,7 @@ import pytest
 from llmcore.api.models import KVGroupSpec, ModelConfig
 from llmcore.api.specs import DeviceInfo
 from llmcore.config import make_config
-from llmcore.engine.budget import GRAPH_BYTES, Machine, predict, total_len
+from llmcore.engine.memory import GRAPH_BYTES, Machine, predict, total_len
 
 GIB = 1 << 30
 MODEL = ModelConfig(

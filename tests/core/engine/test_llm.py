@@ -119,6 +119,8 @@ def test_unknown_options_are_named(make_llm: MakeLLM) -> None:
         llm.generate("a", temprature=0.0)
     with pytest.raises(TypeError, match="not both"):
         llm.generate("a", SamplingParams(), temperature=0.0)
+    with pytest.raises(TypeError, match="one answer"):
+        next(llm.stream_chat([{"role": "user", "content": "a"}], n=2))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

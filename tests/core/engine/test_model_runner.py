@@ -14,7 +14,7 @@ from llmcore.api.bridge import SamplingParams
 from llmcore.api.protocols import Device
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
-from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
+from llmcore.engine.model_runner import GroupKV, ModelRunner, StepOps
 from llmcore.engine.sampler import RowSampler
 from llmcore.engine.upload import Tables, Upload
 from llmcore.layers import Build
@@ -124,10 +124,10 @@ def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
     layout = build.layout("kv")
     tables = Tables(device, 4, MAX_LEN, (granule,))
     samplers = dict.fromkeys(VARIANTS, (reference,) * 5)
-    groups = [group_kv("kv", layout, 128 // granule, device.torch_device)]
+    groups = [GroupKV("kv", layout, 128 // granule, device.torch_device)]
     ops = StepOps(build.op("step_inputs"), build.op("step_outputs"), (build.op("kv_slots", granule=granule),))
     sampler, most = (
-        RowSampler(device, tables, samplers, config.vocab_size),
+        RowSampler(tables, samplers, config.vocab_size),
         {"graph_rows": graph_rows, "graph_bytes": 1},
     )
     runner = ModelRunner(model, device, tables, groups, sampler, ops, **most)

@@ -16,11 +16,12 @@ from llmcore.engine.processor_build import (
     MOST_LARGE,
     MOST_OF_A_CLIENT,
     PLACES,
-    Built,
+    Making,
     ProcessorBuilder,
+    Result,
     Turns,
 )
-from llmcore.engine.processors import Prepared
+from llmcore.engine.processors import RequestProcessors
 
 SMALL, LARGE = LARGE_BYTES, LARGE_BYTES + 1
 
@@ -126,11 +127,11 @@ class Gates:
         self.begun: list[int] = []
         self.gate = threading.Event()
 
-    def __call__(self, request: Submit) -> Prepared:
+    def __call__(self, request: Submit) -> RequestProcessors:
         self.begun.append(request.id)
         if request.sampling.logits_processors[0].args.get("wait"):
             assert self.gate.wait(60)
-        return Prepared()
+        return RequestProcessors()
 
 
 @pytest.fixture
@@ -151,8 +152,8 @@ def submit(number: int, client: int, *, wait: bool = False, size: int = 0) -> Su
     )
 
 
-def made(builder: ProcessorBuilder, count: int) -> list[Built]:
-    found: list[Built] = []
+def made(builder: ProcessorBuilder, count: int) -> list[tuple[Making, Result]]:
+    found: list[tuple[Making, Result]] = []
     end = time.monotonic() + 30
     while len(found) < count:
         assert time.monotonic() < end, "it was not made"
@@ -184,10 +185,10 @@ def test_one_client_holds_up_no_other(gates: Gates, size: int) -> None:
     until_begun(line, gates, most)
     for i in range(100, 120):
         line.begin(submit(i, NEIGHBOUR), owner=0)
-    assert [one.request.id for one in made(line, 20)] == list(range(100, 120))
+    assert [one.request.id for one, _ in made(line, 20)] == list(range(100, 120))
     assert sorted(gates.begun[:most]) == list(range(most)) and len(gates.begun) == most + 20
     gates.gate.set()
-    assert {one.request.id for one in made(line, 20)} == set(range(20))
+    assert {one.request.id for one, _ in made(line, 20)} == set(range(20))
     assert not line.open
 
 
@@ -199,7 +200,7 @@ def test_a_request_that_gets_no_place_is_told_so_and_one_that_is_made_too_long_a
         line.begin(submit(i, ATTACKER, wait=True), owner=0)
     until_begun(line, gates, MOST_OF_A_CLIENT)
     monkeypatch.setattr(processor_build, "MAKE_SECONDS", 0.0)
-    results = {one.request.id: one.result for one in made(line, PLACES)}
+    results = {one.request.id: result for one, result in made(line, PLACES)}
     told = [results[i] for i in range(PLACES)]
     assert all(isinstance(error, RequestError) for error in told)
     assert [(error.status, error.code) for error in told if isinstance(error, RequestError)] == [
@@ -222,7 +223,7 @@ def test_a_place_that_is_held_too_long_goes_to_the_next(
         line.forget(0, i)
     line.begin(submit(99, ATTACKER), owner=0)
     monkeypatch.setattr(processor_build, "LOST_SECONDS", 0.02)
-    assert [one.request.id for one in made(line, 1)] == [99]
+    assert [one.request.id for one, _ in made(line, 1)] == [99]
 
 
 def test_arguments_have_a_bound(gates: Gates) -> None:

@@ -99,8 +99,8 @@ def test_what_is_made_ready_in_advance_may_take_long(
     made = Processors({"x": spec}, ProcessorContext(9, (0,), lambda: pytest.fail("nobody asks for it")))
     made.warm()
     call.wait()
-    made.tend()
-    made.tend()
+    made.threads.tend()
+    made.threads.tend()
     assert not caplog.records
 
 

@@ -59,7 +59,7 @@ class BenchEngine:
         with ExitStack() as stack:
             stack.enter_context(self.registry.lifetime(config))
             began = time.perf_counter()
-            self.engine = build_engine(config, self.registry, *([] if progress is None else [progress]))
+            self.engine = build_engine(config, self.registry, progress)
             self._open = stack.pop_all()
         self.ready = time.perf_counter() - began
         self.since_start = process_age()

@@ -100,16 +100,16 @@ def _work(asked: Asked, registry: Registry, device: Device, seed: int) -> None:
 
 def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, Sequence[Shape]]:
     """Op -> the model's shapes, or on an accelerator the shapes of common models."""
-    from llmcore.engine.dry_model import resolutions_of
+    from llmcore.engine.blueprint import blueprint_at
 
     from llmcore_devtools.kernels.real_shapes import real_shapes
 
     if asked.model is None:
         ops = [spec.name for spec, _ in registry.specs(OpSpec)]
         return {op: real_shapes(op) for op in ops} if device.measured else {}
-    pins = apply_modes(asked.mode, registry, device.info)
     found: dict[str, list[Shape]] = {}
-    for resolution in resolutions_of(resolve_model(asked.model), registry, device.info, pins, asked.dtype):
+    plain = blueprint_at(resolve_model(asked.model), registry, device.info, asked.dtype)
+    for resolution in plain.pinned(asked.mode).resolutions():
         shapes = found.setdefault(resolution.context.op, [])
         if resolution.context.shape not in shapes:
             shapes.append(resolution.context.shape)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api.errors import ConfigError, RequestError, ResolveError
+from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config, Memory, Scheduling
 from llmcore.engine import build, upload
-from llmcore.engine.kv_capacity import Room, fit, kv_capacity, scheduler_limits, stall_ms
 from llmcore.engine.llm import LLM
+from llmcore.engine.memory import fit, kv_capacity, kv_room, scheduler_limits, stall_ms
 from llmcore.layers import Build, layout
 from llmcore_devtools import fake_answer
 from llmcore_devtools.fake_files import read_config
@@ -60,14 +61,18 @@ def test_contradictions_name_the_way_out(memory: Memory, scheduling: Scheduling,
     assert all(word in str(error.value) for word in words)
 
 
+def capacity(config: Config, limits: SchedulerLimits, device: Device, token_bytes: int = 32, **room: int) -> int:
+    return kv_capacity(config, limits, device, kv_room(config, device, token_bytes, **room), token_bytes)
+
+
 def test_capacity() -> None:
     limits = scheduler_limits(config(), MODEL, Small())
-    assert kv_capacity(config(), limits, Small(), Room(token_bytes=32)) == 100
-    assert kv_capacity(config(Memory(max_total_token_num=7)), limits, Small(), Room(token_bytes=32)) == 7
+    assert capacity(config(), limits, Small()) == 100
+    assert capacity(config(Memory(max_total_token_num=7)), limits, Small()) == 7
     with pytest.raises(ConfigError, match="3201"):
-        kv_capacity(config(), limits, Small(), Room(token_bytes=3201))
+        capacity(config(), limits, Small(), 3201)
     few = replace(limits, max_running=2, max_total_len=10)
-    assert kv_capacity(config(), few, Small(), Room(token_bytes=32)) == 20
+    assert capacity(config(), few, Small()) == 20
 
 
 def test_lengths_are_cut_to_what_fits_unless_they_were_asked_for() -> None:
@@ -82,12 +87,12 @@ def test_lengths_are_cut_to_what_fits_unless_they_were_asked_for() -> None:
 
 def test_a_fraction_of_memory_that_the_device_does_not_ask_for_is_named(caplog: pytest.LogCaptureFixture) -> None:
     limits = scheduler_limits(config(), MODEL, Small())
-    kv_capacity(config(), limits, Small(), Room(token_bytes=32))
-    kv_capacity(config(Memory(max_total_token_num=7, mem_fraction=0.5)), limits, Small(), Room(token_bytes=32))
+    capacity(config(), limits, Small())
+    capacity(config(Memory(max_total_token_num=7, mem_fraction=0.5)), limits, Small())
     assert not caplog.text
-    kv_capacity(config(Memory(mem_fraction=0.5)), limits, Small(), Room(token_bytes=32))
+    capacity(config(Memory(mem_fraction=0.5)), limits, Small())
     assert "--mem_fraction has no effect: on cpu" in caplog.text
-    kv_capacity(config(Memory(cache_max_entry_count=0.5)), limits, Small(), Room(token_bytes=32))
+    capacity(config(Memory(cache_max_entry_count=0.5)), limits, Small())
     assert "--cache_max_entry_count has no effect: on cpu" in caplog.text
 
 
@@ -103,8 +108,8 @@ def test_a_share_of_what_the_weights_leave(share: float | None, left: int, token
             return int(3200 * fraction)
 
     limits = scheduler_limits(config(), MODEL, Measured())
-    room = Room(token_bytes=32, graphs=320, left=left)
-    assert kv_capacity(config(Memory(cache_max_entry_count=share)), limits, Measured(), room) == tokens
+    asked = config(Memory(cache_max_entry_count=share))
+    assert capacity(asked, limits, Measured(), graphs=320, left=left) == tokens
 
 
 def test_prompts_beside_answers_are_limited_by_the_device_or_the_operator() -> None:

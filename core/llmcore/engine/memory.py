@@ -1,28 +1,138 @@
-"""The limits of the scheduler and the KV capacity in tokens; the errors of a start that has too little memory."""
+"""The memory: a predicted budget, the scheduler's limits, the KV capacity, the errors of a start that has too little.
+
+A prediction reads a model's config and a checkpoint's headers. Nothing is allocated here.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Device, SchedulerLimits
+from llmcore.api.specs import DeviceInfo, DType
 from llmcore.config import Config, Memory
 from llmcore.config.process import memory_note
-from llmcore.engine.budget import Budget, Machine, predict, total_len
-from llmcore.engine.dry_model import dry_model
-from llmcore.layers.layout import Layout
-from llmcore.registry.modes import apply_modes
-from llmcore.registry.registry import Registry
-from llmcore.weights.load import stored_shapes
-from llmcore.weights.quant import find_quantization
-from llmcore.weights.source import open_checkpoint, read_model_as_set
+
+if TYPE_CHECKING:
+    from llmcore.layers.layout import Layout
 
 log = logging.getLogger(__name__)
+
+ITEM_BYTES: Mapping[DType, int] = {"f32": 4, "f16": 2, "bf16": 2}
+GRAPH_BYTES = 256 << 20
+"""Reserve for captured graphs."""
+DEFAULT_TOTAL_LEN = 16384
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The facts about a device that a prediction needs.
+
+    `kv`: bytes that KV may take. None: the part of `memory` that the model leaves.
+    """
+
+    info: DeviceInfo
+    memory: int
+    step_tokens: int
+    kv: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """A prediction. Sizes in bytes, lengths in tokens.
+
+    `pool`: memory for KV. `kv_tokens`: tokens that fit into it. `longest`: prompt plus answer of one request.
+    """
+
+    dtype: DType
+    parameters: int
+    weights: int
+    activations: int
+    tables: int
+    graphs: int
+    memory: int
+    usable: int
+    pool: int
+    kv_token: int
+    kv_tokens: int
+    longest: int
+    limit: str
+
+    @property
+    def fits(self) -> bool:
+        """True if the longest request that the settings allow can be served."""
+        return self.longest > 0 and self.kv_tokens >= self.longest
+
+
+def total_len(config: Config, model: ModelConfig) -> int:
+    """`max_req_total_len`, or its default for this model."""
+    return config.memory.max_req_total_len or min(DEFAULT_TOTAL_LEN, model.max_position)
+
+
+def predict(
+    model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], config: Config, machine: Machine, kv_token: int
+) -> Budget:
+    """The budget of `model` with parameters of `shapes` on `machine`.
+
+    `kv_token`: bytes of one token's KV over all groups; `model.dtype`: the type it will run in.
+    """
+    item = ITEM_BYTES[model.dtype]
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    allowed = total_len(config, model)
+    activations = _activations(model, shapes, config, machine)
+    tables = config.memory.running_max_req_size * allowed * 4
+    if machine.kv is not None:
+        graphs, usable, pool, limit = 0, machine.memory, machine.kv, "what the device grants"
+    else:
+        share = config.memory.cache_max_entry_count
+        graphs, usable = GRAPH_BYTES, int(machine.memory * (config.memory.mem_fraction if share is None else 1))
+        pool = max(0, usable - parameters * item - activations - tables - graphs)
+        limit = f"what is left of {usable / machine.memory:.0%} of the memory"
+        asked = int((machine.memory - parameters * item) * (1 if share is None else share))
+        if share is not None and asked < pool:
+            pool, limit = max(0, asked), f"{share:.0%} of what the weights leave"
+    most = config.memory.running_max_req_size * allowed
+    tokens = pool // kv_token
+    if tokens > most:
+        tokens, pool, limit = most, most * kv_token, "what running_max_req_size requests can hold"
+    if config.memory.max_total_token_num is not None:
+        tokens, limit = config.memory.max_total_token_num, "max_total_token_num"
+        pool = tokens * kv_token
+    return Budget(
+        dtype=model.dtype,
+        parameters=parameters,
+        weights=parameters * item,
+        activations=activations,
+        tables=tables,
+        graphs=graphs,
+        memory=machine.memory,
+        usable=usable,
+        pool=pool,
+        kv_token=kv_token,
+        kv_tokens=tokens,
+        longest=min(allowed, tokens),
+        limit=limit,
+    )
+
+
+def _activations(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], config: Config, machine: Machine) -> int:
+    """Bytes of a step's intermediate results.
+
+    A token has six rows of the hidden size, and three of the widest projection or its experts' results, whichever is
+    larger. A sampled row has its f32 logits twice.
+    """
+    tokens = config.scheduling.batch_max_tokens or machine.step_tokens
+    wide = [shape[0] for shape in shapes.values() if len(shape) == 2 and shape[0] != model.vocab_size]
+    widest = max(3 * max(wide, default=4 * model.hidden_size), model.expert_elements)
+    hidden = 6 * model.hidden_size + widest
+    sampled = min(config.memory.running_max_req_size, tokens)
+    return tokens * hidden * ITEM_BYTES[model.dtype] + sampled * model.vocab_size * 4 * 2
+
 
 LEAST_KV, MOST_KV = 2, (1 << 31) - (1 << 16)
 """Tokens. Slots are int32, and some beyond the last one are for padding."""
@@ -76,35 +186,27 @@ def stall_ms(config: Config, device: Device) -> float:
     return device.prefill_stall_ms if scheduling.prefill_stall_ms is None else scheduling.prefill_stall_ms
 
 
-@dataclass(frozen=True, kw_only=True)
-class Room:
-    """The figures from which the share of KV is counted, in bytes."""
-
-    token_bytes: int
-    """KV of one token."""
-    graphs: int = 0
-    """Memory that a measured device keeps for captured steps."""
-    left: int = 0
-    """Memory that was free when the weights had been loaded."""
-
-
 def token_bytes(layouts: Iterable[Layout]) -> int:
     """KV of one token over all groups, rounded up."""
     return sum(-(-layout.bytes // layout.granule) for layout in layouts)
 
 
-def kv_room(config: Config, device: Device, room: Room) -> int:
-    """Tokens of KV that the device grants."""
+def kv_room(config: Config, device: Device, token_bytes: int, graphs: int = 0, left: int = 0) -> int:
+    """Compute the KV capacity that the device grants, in tokens.
+
+    `token_bytes`: KV of one token. On a device that is measured, `graphs` bytes are kept for captured steps, and
+    `left` bytes were free when the weights had been loaded.
+    """
     share = config.memory.cache_max_entry_count if device.measured else None
     budget = device.kv_budget(config.memory.mem_fraction if share is None else 1.0)
-    budget -= room.graphs if device.measured else 0
+    budget -= graphs if device.measured else 0
     if share is not None:
-        budget = min(budget, int(room.left * share))
-    return max(budget, 0) // room.token_bytes
+        budget = min(budget, int(left * share))
+    return max(budget, 0) // token_bytes
 
 
-def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, room: Room) -> int:
-    """Compute the KV capacity in tokens: what the operator asked for, else what the device grants."""
+def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, room: int, token_bytes: int) -> int:
+    """The KV capacity in tokens: what the operator asked for, else the `room` that `kv_room` found."""
     asked = config.memory.max_total_token_num
     if asked is not None:
         if not LEAST_KV <= asked <= MOST_KV:
@@ -116,15 +218,14 @@ def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, room: R
     for name in ("mem_fraction", "cache_max_entry_count") if not device.measured else ():
         if getattr(config.memory, name) != getattr(Memory, name):
             log.warning("--%s has no effect: on %s KV takes what the device grants.", name, device.info.type)
-    tokens = kv_room(config, device, room)
-    if tokens < LEAST_KV:
+    if room < LEAST_KV:
         raise ConfigError(
-            f"no memory is left for KV: there is room for {tokens} tokens of {room.token_bytes} bytes, and the "
+            f"no memory is left for KV: there is room for {room} tokens of {token_bytes} bytes, and the "
             "shortest request has 2; use a smaller model or --data_type, lower --batch_max_tokens or "
             "--running_max_req_size, raise --mem_fraction, or end what else holds the memory"
         )
     # more than every running request could fill would never be used
-    return min(tokens, limits.max_running * limits.max_total_len, MOST_KV)
+    return min(room, limits.max_running * limits.max_total_len, MOST_KV)
 
 
 def fit(config: Config, limits: SchedulerLimits, kv_tokens: int) -> SchedulerLimits:
@@ -150,15 +251,12 @@ def fit(config: Config, limits: SchedulerLimits, kv_tokens: int) -> SchedulerLim
     return replace(limits, max_total_len=kv_tokens, max_input_len=min(limits.max_input_len, kv_tokens - 1))
 
 
-OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
-
-
-def weights_short(config: Config, registry: Registry, device: Device, machine: Machine, free: int) -> ConfigError:
-    """The weights are more than there is; `free`: bytes that were free before anything was loaded."""
-    budget = _predicted(config, registry, device, machine)
+def weights_short(device: Device, known: str) -> ConfigError:
+    """The weights are more than there is; `known`: the `figures`."""
+    where = f"the {mib(device.info.memory)} of {device.info.name or device.info.type}"
     return ConfigError(
-        f"the weights do not fit into {_name(device)}; take a smaller model or --data_type, or end what else holds "
-        f"its memory; `llmcore plan` predicts what fits where\n{figures(budget, device, free)}"
+        f"the weights do not fit into {where}; take a smaller model or --data_type, or end what else holds its "
+        f"memory; `llmcore plan` predicts what fits where\n{known}"
     )
 
 
@@ -209,20 +307,6 @@ def figures(budget: Budget, device: Device, free: int) -> str:
 def mib(size: int) -> str:
     """Bytes as people read them."""
     return f"{size / 2**20:,.0f} MiB"
-
-
-def _predicted(config: Config, registry: Registry, device: Device, machine: Machine) -> Budget:
-    checkpoint = open_checkpoint(registry, config.model.path, weights=False)
-    family, model = read_model_as_set(registry, checkpoint.config(), config)
-    pins = apply_modes(config.kernels.mode, registry, device.info, config.kernels.kernel)
-    quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
-    dry, build = dry_model(family, model, registry, device.info, pins, config.kernels.deterministic, quantized)
-    layouts = [build.layout(group.name) for group in model.kv_groups]
-    return predict(model, stored_shapes(dry), config, machine, token_bytes(layouts))
-
-
-def _name(device: Device) -> str:
-    return f"the {mib(device.info.memory)} of {device.info.name or device.info.type}"
 
 
 def _first_line(error: BaseException) -> str:

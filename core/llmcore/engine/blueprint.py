@@ -1,9 +1,10 @@
-"""A model that is built without weights and without kernels: the ops that it asks for, its granules, its modes."""
+"""A model before its weights: what it is built of, the ops that it asks for, its granules, the modes that fit it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,20 @@ import torch
 
 from llmcore.api.errors import ConfigError, ResolveError
 from llmcore.api.models import ModelConfig
+from llmcore.api.protocols import Checkpoint
 from llmcore.api.specs import DeviceInfo, ModelSpec, ModeSpec, OpContext, OpSpec
-from llmcore.layers.build import Build
+from llmcore.config import Config, Kernels
+from llmcore.config import Model as ModelSettings
+from llmcore.engine.memory import total_len
+from llmcore.layers.build import Build, Unquantized
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import load
-from llmcore.registry.modes import Pins, check_mode, mode_misfit
+from llmcore.registry.modes import Pins, apply_modes, check_mode, mode_misfit
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
-from llmcore.weights.quant import Quantized, find_quantization, linear_method_of
-from llmcore.weights.source import open_checkpoint, read_model
+from llmcore.weights.quant import Quantized, find_quantization
+from llmcore.weights.source import open_checkpoint, read_model_as_set
 
 
 @dataclass(kw_only=True)
@@ -83,27 +88,6 @@ def _fits(candidates: list[Candidate], context: OpContext) -> bool:
     return any(why_not(spec, context) is None for spec, _ in candidates)
 
 
-def resolutions_of(
-    path: Path,
-    registry: Registry,
-    device: DeviceInfo,
-    pins: Pins,
-    dtype: str | None = None,
-    deterministic: bool = False,
-) -> list[Resolution]:
-    """Every choice that serving the checkpoint at `path` on `device` takes. `dtype`: a spelling of `--data_type`.
-
-    Reads the config only. Raises ConfigError for the checkpoint, ResolveError where no kernel can be chosen.
-    """
-    checkpoint = open_checkpoint(registry, path, weights=False)
-    family, config = read_model(registry, checkpoint.config(), dtype)
-    quantized = find_quantization(registry, checkpoint.config(), config, pins.quant)
-    _, build = dry_model(family, config, registry, device, pins, deterministic, quantized)
-    for variant in VARIANTS:
-        build.op("sample", variant=variant, vocab=config.vocab_size)
-    return build.resolutions
-
-
 def fallbacks(registry: Registry, resolutions: Iterable[Resolution]) -> list[str]:
     """For every op that runs as its torch reference though there are kernels for the device: why they declined."""
     found = {}
@@ -119,85 +103,117 @@ def fallbacks(registry: Registry, resolutions: Iterable[Resolution]) -> list[str
     return list(found.values())
 
 
-def dry_model(
-    family: ModelSpec,
-    config: ModelConfig,
-    registry: Registry,
-    device: DeviceInfo,
-    pins: Pins,
-    deterministic: bool = False,
-    quantized: Quantized | None = None,
-    granule: int | None = None,
-) -> tuple[torch.nn.Module, DryBuild]:
-    """A model whose parameters have shapes but no data, and its build; `granule`: `asked` of settle_granules."""
-    build = DryBuild(
-        registry=registry,
-        config=config,
-        device=device,
-        torch_device=torch.device("meta"),
-        pins=pins,
-        order=registry.order,
-        deterministic=deterministic,
-        linear_method=linear_method_of(quantized),
-    )
-    make = load(family.build)
-    build = replace(build, granules=settle_granules(build, make, granule))
-    return make(config, build), build
-
-
 STEP_OPS = frozenset({"sample", "step_inputs", "step_outputs", "kv_slots"})
 """The ops that surround every model's forward."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModeFit:
-    """One model on one device. `described`: its config.json; `granule`: what `--cache_block_seq_len` asks for."""
+class Blueprint:
+    """A model for one device, before its weights: everything that decides what it is built of."""
 
     registry: Registry
     device: DeviceInfo
     family: ModelSpec
     model: ModelConfig
     described: Mapping[str, Any]
+    """Its config.json."""
+    pins: Pins = field(default_factory=Pins)
     deterministic: bool = False
     granule: int | None = None
+    """The granule that `--cache_block_seq_len` asks for."""
+    longest_request: int | None = None
+
+    @cached_property
+    def quantized(self) -> Quantized | None:
+        """The quantization of its weights. Raises ConfigError where no method, or not the pinned one, reads them."""
+        return find_quantization(self.registry, self.described, self.model, self.pins.quant)
+
+    def pinned(self, modes: Sequence[str], kernels: Sequence[str] = ()) -> Blueprint:
+        """The same with the pins of `--mode` and `--kernel`.
+
+        Raises ConfigError for a mode or a pin that is not there or does not fit; it names the modes that do fit.
+        Raises ResolveError if the model cannot be built without any mode either.
+        """
+        if modes:
+            replace(self, pins=Pins()).dry()
+        for name in modes:
+            check_mode(name, self.registry, f"{self.model.architecture} on {self.device.type}", self.misfit)
+        return replace(self, pins=apply_modes(modes, self.registry, self.device, kernels))
 
     def misfit(self, mode: ModeSpec) -> str | None:
         """Why the model cannot be built with this mode alone, or None if it can."""
         if (why := mode_misfit(mode, self.registry, self.device)) is not None:
             return why
         try:
-            used = self._ops(Pins(mode.kernels, mode.layout, mode.quant))
+            _, build = replace(self, pins=Pins(mode.kernels, mode.layout, mode.quant)).dry()
         except (ConfigError, ResolveError) as error:
             return str(error).partition("\n")[0].removesuffix("; there are:")
-        return mode_misfit(mode, self.registry, self.device, used | STEP_OPS)
+        return mode_misfit(mode, self.registry, self.device, used_ops(build))
 
-    def check(self, names: Sequence[str]) -> None:
-        """Raises ConfigError for the first mode that is not there or does not fit, with those that do fit;
-        ResolveError where the model cannot be built without any mode either."""
-        if names:
-            self._ops(Pins())
-        for name in names:
-            check_mode(name, self.registry, f"{self.model.architecture} on {self.device.type}", self.misfit)
+    def dry(self) -> tuple[torch.nn.Module, Build]:
+        """A model whose parameters have shapes but no data, and its build."""
+        return self._build(DryBuild, torch.device("meta"))
 
-    def _ops(self, pins: Pins) -> set[str]:
-        quantized = find_quantization(self.registry, self.described, self.model, pins.quant)
-        _, build = dry_model(
-            self.family, self.model, self.registry, self.device, pins, self.deterministic, quantized, self.granule
-        )
-        return {resolution.context.op for resolution in build.resolutions}
+    def build(self, where: torch.device) -> tuple[Any, Build]:
+        """The model with room for its weights, and its build. Raises ConfigError for a pin that it does not use."""
+        model, build = self._build(Build, where)
+        used = used_ops(build)
+        if idle := sorted(set(self.pins.kernels) - used):
+            raise ConfigError(
+                f"--kernel {idle[0]}=...: this model does not use {idle[0]}; it uses {', '.join(sorted(used))}"
+            )
+        return model, build
+
+    def resolutions(self) -> list[Resolution]:
+        """Every choice of a kernel that serving it takes. Raises ResolveError where none can be chosen."""
+        _, build = self.dry()
+        for variant in VARIANTS:
+            build.op("sample", variant=variant, vocab=self.model.vocab_size)
+        return build.resolutions
+
+    def _build(self, kind: type[Build], where: torch.device) -> tuple[Any, Build]:
+        make = load(self.family.build)
+        method = None if self.quantized is None else self.quantized.method.linear_method
+        shared: dict[str, Any] = {
+            "registry": self.registry,
+            "config": self.model,
+            "device": self.device,
+            "pins": self.pins,
+            "order": self.registry.order,
+            "deterministic": self.deterministic,
+            "linear_method": method or Unquantized(),
+            "longest_request": self.longest_request,
+        }
+        dry = DryBuild(torch_device=torch.device("meta"), **shared)
+        build = kind(torch_device=where, granules=settle_granules(dry, make, self.granule), **shared)
+        return make(self.model, build), build
 
 
-def mode_fit_of(
-    path: Path, registry: Registry, device: DeviceInfo, dtype: str | None = None, deterministic: bool = False
-) -> ModeFit:
-    """The same for the checkpoint at `path`, of which only the config is read. `dtype`: as `--data_type` spells it."""
-    described = open_checkpoint(registry, path, weights=False).config()
-    family, model = read_model(registry, described, dtype)
-    return ModeFit(
+def used_ops(build: Build) -> set[str]:
+    """The ops that a built model asks for, and those around its forward."""
+    return {resolution.context.op for resolution in build.resolutions} | STEP_OPS
+
+
+def blueprint(config: Config, registry: Registry, device: DeviceInfo, checkpoint: Checkpoint) -> Blueprint:
+    """The blueprint of a checkpoint under the settings, without the pins of modes. Raises ConfigError."""
+    described = checkpoint.config()
+    family, model = read_model_as_set(registry, described, config)
+    return Blueprint(
         registry=registry,
         device=device,
         family=family,
         model=model,
         described=described,
-        deterministic=deterministic,
+        deterministic=config.kernels.deterministic,
+        granule=config.memory.cache_block_seq_len,
+        longest_request=total_len(config, model),
     )
+
+
+def blueprint_at(
+    path: Path, registry: Registry, device: DeviceInfo, dtype: str | None = None, deterministic: bool = False
+) -> Blueprint:
+    """The blueprint of the checkpoint at `path`, of which only the config is read, under default settings. `dtype`: as
+    `--data_type` spells it. Raises ConfigError."""
+    config = Config(model=ModelSettings(data_type=dtype), kernels=Kernels(deterministic=deterministic))
+    return blueprint(config, registry, device, open_checkpoint(registry, path, weights=False))

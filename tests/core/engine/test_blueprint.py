@@ -13,7 +13,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import AttnSpec
 from llmcore.api.specs import DeviceInfo, ModeSpec, OpContext
 from llmcore.cli import root
-from llmcore.engine.dry_model import DryBuild, fallbacks, mode_fit_of, settle_granules
+from llmcore.engine.blueprint import DryBuild, blueprint_at, fallbacks, settle_granules
 from llmcore.engine.llm import LLM
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
@@ -177,7 +177,7 @@ def test_modes_lists_what_fits_the_model(model: Path, plugin: str) -> None:
 def test_every_command_says_the_same_of_a_mode_that_does_not_fit(
     model: Path, plugin: str, registry: Registry, mode: str
 ) -> None:
-    why = mode_fit_of(model, registry, DeviceInfo("cpu")).misfit(registry.find(ModeSpec, mode))
+    why = blueprint_at(model, registry, DeviceInfo("cpu")).misfit(registry.find(ModeSpec, mode))
     settings = ("--plugins", plugin, "llama", "--mode", mode, "--load_format", "dummy", "--device", "cpu")
     planned = run("plan", str(model), *settings)
     listed = ("--plugins", plugin, "--plugins", "llama", "--mode", mode, "--device", "cpu")

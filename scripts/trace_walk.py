@@ -181,7 +181,7 @@ STOPS = (
     ),
 )
 
-LOOPS = ("HttpServer._channels", "Workers.heard", "Processors.tend", "log_request")
+LOOPS = ("HttpServer._channels", "Workers.heard", "Threads.tend", "log_request")
 """Functions of the loops in the background, for which a recording waits: the worker's sweep, its heartbeat, which the
 engine hears, the engine's look at processors, and the log of requests."""
 

@@ -230,14 +230,14 @@ class BatchPacker:
 
     def pack(self, plan: StepPlan, frame: Frame | None, upload: Upload) -> Packed:
         """Put every column of the step; `frame`: the sizes to pad to. Padding comes last and belongs to `scratch`."""
-        given, tokens, samples = plan.request.size, plan.n_tokens, plan.sample_row.size
-        sizes = Frame(given, tokens, samples, mixed=False) if frame is None else frame
+        given, samples = plan.request.size, plan.sample_row.size
+        row = np.repeat(np.arange(given, dtype=np.int32), plan.n_query)
+        sizes = Frame(given, row.size, samples, mixed=False) if frame is None else frame
         n_query = padded_to(sizes.rows, plan.n_query)
         rows = AttnRows(n_query=n_query, kv_len=padded_to(sizes.rows, plan.start + plan.n_query))
         borders = np.concatenate((np.zeros(1, np.int32), np.cumsum(n_query, dtype=np.int32)))
         n_decode, q_start = plan.n_decode, borders
-        row = np.repeat(np.arange(given, dtype=np.int32), plan.n_query)
-        offset = np.arange(tokens, dtype=np.int32) - borders[row]
+        offset = np.arange(row.size, dtype=np.int32) - borders[row]
         if frame is not None and not frame.mixed:
             # Without a mixed kernel rows are split where the decode rows end; padding of a decode step decodes too.
             n_decode, q_start = frame.rows, np.arange(frame.rows + 1, dtype=np.int32)

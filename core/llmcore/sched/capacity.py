@@ -13,6 +13,9 @@ from llmcore.api.protocols import Int32, Int64, SchedulerLimits
 from llmcore.kv.space import Hit, KVGroup, KVSpace
 from llmcore.sched.request import NO_TOKEN, Choice, State
 
+TILE = 128
+"""Tokens of a step that matrix products of a GPU compute together. One token above a multiple costs a whole tile."""
+
 
 @dataclass(frozen=True)
 class FuturePeak:
@@ -145,7 +148,8 @@ class Capacity:
         Chunks share a step with every other running request's decode row; a whole prompt may wait a step.
         """
         limits, granule = self._state.limits, self._state.space.granule
-        left = min(limits.batch_tokens - (limits.max_running - 1), limits.stall_tokens or limits.batch_tokens)
+        least = limits.stall_tokens - (TILE // 2 if limits.stall_tokens >= TILE else 0)
+        left = min(limits.batch_tokens - (limits.max_running - 1), least or limits.batch_tokens)
         chunk = max(min(limits.chunk_tokens, left) // granule * granule, granule)
         each = -(-tokens // chunk) if limits.chunked else 2 * -(-tokens // limits.batch_tokens)
         steps: Int32 = np.cumsum(each).astype(np.int32)
@@ -173,6 +177,14 @@ class Capacity:
         return each + choice.forks * (each - prompt // group.granule)
 
 
+def beside_answers(tokens: int, answers: int) -> int:
+    """The tokens of prompts in a step with `answers` rows that decode, if about `tokens` should take part.
+
+    A large step is rounded to whole tiles, so it has at most half a tile more or less.
+    """
+    return round((tokens + answers) / TILE) * TILE - answers if tokens >= TILE else tokens
+
+
 def fitting(limits: SchedulerLimits, space: KVSpace) -> SchedulerLimits:
     """`limits` that leave room for a chunk in a step in which all requests decode: fewer of them may run at once, and
     `stall_tokens` is a granule at least.
@@ -194,7 +206,10 @@ def fitting(limits: SchedulerLimits, space: KVSpace) -> SchedulerLimits:
     return replace(
         limits,
         max_running=min(limits.max_running, limits.batch_tokens - granule + 1),
-        stall_tokens=max(limits.stall_tokens, granule) if limits.stall_tokens else 0,
+        # Rounded to tiles, a step still has room for a granule.
+        stall_tokens=max(limits.stall_tokens, granule + (TILE // 2 if granule > TILE // 2 else 0))
+        if limits.stall_tokens
+        else 0,
     )
 
 

@@ -27,7 +27,7 @@ from llmcore.api.protocols import (
     WaitingRequest,
 )
 from llmcore.kv.space import NO_GRANULES, Hit, KVGroup, KVSpace
-from llmcore.sched.capacity import Capacity
+from llmcore.sched.capacity import Capacity, beside_answers
 from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTable, State, WaitingQueue
 
 WORTH_WAITING = 64
@@ -178,7 +178,8 @@ def _prompt_budget(state: State, waiting: int) -> int:
     prompts = int(np.count_nonzero(table.length[rows] - table.computed[rows] > 1))
     if prompts == rows.size:
         return limits.batch_tokens
-    return min(limits.batch_tokens, limits.stall_tokens * max(CROWD, prompts + waiting) // CROWD)
+    tokens = limits.stall_tokens * max(CROWD, prompts + waiting) // CROWD
+    return min(limits.batch_tokens, beside_answers(tokens, rows.size - prompts))
 
 
 class Share:

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llmcore.sched.capacity import TILE, beside_answers
 from llmcore.sched.plan import StepPlan
 
 MakeBench = Callable[..., Any]
@@ -53,3 +56,34 @@ def test_it_is_never_less_than_a_granule(bench: MakeBench) -> None:
     engine.step()
     engine.submit(2, range(100, 140), max_new=1)
     assert [prompts(engine.step()) for _ in range(3)] == [16, 16, 8]
+
+
+@pytest.mark.parametrize("granule", [64, 96, 128, 256])
+def test_rounding_leaves_room_for_a_granule(bench: MakeBench, granule: int) -> None:
+    engine = bench(stall_tokens=3, granule=granule, slots=2048, batch_tokens=512, chunk_tokens=512, max_input_len=290)
+    for number in range(3):
+        engine.submit(number, [number, 2], max_new=9)
+    engine.step()
+    engine.submit(9, range(280), max_new=2)
+    taken = [prompts(engine.step()) for _ in range(5)]
+    assert taken[0] and taken[0] % granule == 0 and sum(taken) == 280
+
+
+@pytest.mark.parametrize(("stall", "answers", "total"), [(200, 1, 256), (190, 3, 256), (130, 3, 128), (90, 2, 92)])
+def test_a_large_step_fills_the_tiles_of_matrix_products(
+    bench: MakeBench, stall: int, answers: int, total: int
+) -> None:
+    engine = bench(stall_tokens=stall, slots=1024, batch_tokens=512, chunk_tokens=512, max_input_len=290)
+    for number in range(answers):
+        engine.submit(number, [number, 2], max_new=5)
+    engine.step()
+    engine.submit(9, range(280), max_new=2)
+    engine.submit(10, range(1000, 1280), max_new=2)
+    assert engine.plan().n_tokens == total
+
+
+@given(tokens=st.integers(1, 3000), answers=st.integers(0, 1000))
+def test_rounding_to_tiles_takes_at_most_half_a_tile(tokens: int, answers: int) -> None:
+    beside = beside_answers(tokens, answers)
+    assert abs(beside - tokens) <= TILE // 2
+    assert beside == tokens < TILE or (beside + answers) % TILE == 0

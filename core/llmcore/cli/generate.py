@@ -41,7 +41,10 @@ def command(
     PROMPTS has one prompt per line, or is JSONL: objects with "prompt" or "messages"; `-` reads standard input.
     Answers are JSONL in the same order, each with the fields of its line. The default is greedy.
     """
-    items = list(read_items(prompts))
+    try:
+        items = list(read_items(prompts))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{prompts.name} is not a text; give one prompt per line, or JSONL") from error
     options = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0, **given(sampling)}
     with closing(Stages()) as loading, closing(Stages(unit="prompts")) as answering:
         from llmcore.engine.llm import LLM

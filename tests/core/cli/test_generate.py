@@ -49,6 +49,14 @@ def test_lines_keep_their_fields_and_a_file_is_written(
     assert json.loads(answers.read_text())["id"] == 7
 
 
+def test_a_file_that_is_not_a_text(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "model.gguf"
+    prompts.write_bytes(b"GGUF\xff\xfe\x00")
+    code, rows, err = generate(capsys, model, prompts)
+    assert (code, rows) == (2, [])
+    assert "model.gguf is not a text; give one prompt per line" in err
+
+
 def test_a_prompt_that_is_too_long_does_not_stop_the_others(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

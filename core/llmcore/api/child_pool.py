@@ -20,7 +20,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +36,9 @@ EXIT_SECONDS = 5.0
 
 MOST_IDLE = 2
 """Children that a pool keeps while they have nothing to do."""
+
+SHORT_SECONDS = 0.25
+"""Seconds to wait for a child that answers another question. Then a further child starts, which takes longer."""
 
 NICE = 5
 """The niceness of children: streams come before them."""
@@ -59,7 +61,7 @@ class Limits:
     memory_bytes: int
     """Address space beyond that of a child that has just started."""
     wall_seconds: float
-    """The limit for when other processes use the CPU, or the child hangs."""
+    """The limit for when other processes use the CPU, or the child hangs: seconds without a byte from the child."""
 
 
 class NoChild(Exception):
@@ -93,34 +95,33 @@ class ChildPool:
         self._module = module
         self._opening = opening
         self._idle: list[_Child] = []
-        self._lock = threading.Lock()
+        self._busy = 0
+        self._freed = threading.Condition()
         weakref.finalize(self, _end_all, self._idle)
 
     def warm(self) -> None:
         """Start a child, so that the first question does not wait for it. Raises NoChild."""
-        self._give(self._take())
+        self._give(self._take(), kept=True)
 
     def answer(self, question: bytes, limits: Limits) -> bytearray:
         """A child's answer. Raises ChildEnded, TimeoutError when `limits.wall_seconds` are over, and NoChild."""
-        child = self._take()
+        child, kept = self._take(), False
         try:
             answer, worn = child.answer(question, limits)
-        except (EOFError, OSError) as error:
-            if isinstance(error, TimeoutError):
-                child.end()
-                raise
-            raise ChildEnded(child.end(EXIT_SECONDS)) from error
-        except BaseException:
-            child.end()
+            kept = not worn
+        except TimeoutError:
             raise
-        if worn:
-            child.end()
-        else:
-            self._give(child)
+        except (EOFError, OSError) as error:
+            raise ChildEnded(child.end(EXIT_SECONDS)) from error
+        finally:
+            self._give(child, kept)
         return answer
 
     def _take(self) -> _Child:
-        with self._lock:
+        with self._freed:
+            if self._busy:
+                self._freed.wait_for(lambda: self._idle, SHORT_SECONDS)
+            self._busy += 1
             while self._idle:
                 child = self._idle.pop()
                 if child.lives():
@@ -128,14 +129,19 @@ class ChildPool:
                 child.end()
         try:
             return _Child(self._module, self._opening)
-        except NoChild as error:
-            logger.error("a process of %s could not be started: %s", self._module, error)
+        except BaseException as error:
+            with self._freed:
+                self._busy -= 1
+            if isinstance(error, NoChild):
+                logger.error("a process of %s could not be started: %s", self._module, error)
             raise
 
-    def _give(self, child: _Child) -> None:
-        with self._lock:
-            if len(self._idle) < MOST_IDLE:
+    def _give(self, child: _Child, kept: bool) -> None:
+        with self._freed:
+            self._busy -= 1
+            if kept and len(self._idle) < MOST_IDLE:
                 self._idle.append(child)
+                self._freed.notify()
                 return
         child.end()
 
@@ -169,11 +175,10 @@ class _Child:
 
     def answer(self, question: bytes, limits: Limits) -> tuple[bytearray, bool]:
         """The answer, and True if the child ends now."""
-        until = time.monotonic() + limits.wall_seconds
         self._socket.settimeout(limits.wall_seconds)
         self._socket.sendall(_QUESTION.pack(len(question), limits.cpu_seconds, limits.memory_bytes) + question)
-        size, worn = _ANSWER.unpack(_read(self._socket, _ANSWER.size, until))
-        return _read(self._socket, size, until), worn
+        size, worn = _ANSWER.unpack(_read(self._socket, _ANSWER.size))
+        return _read(self._socket, size), worn
 
     def end(self, seconds: float = 0.05) -> int:
         """The exit status. Kills the process if it still runs after `seconds`."""
@@ -245,20 +250,18 @@ def _limit_memory(size: int, most: int) -> None:
 
 def _address_space() -> int:
     """Bytes of this process's address space."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read(32).split()[0]) * resource.getpagesize()
 
 
 # --- both
 
 
-def _read(source: socket.socket, size: int, until: float | None = None) -> bytearray:
-    """The next `size` bytes. Raises EOFError at the end of the stream, and TimeoutError at `until` (monotonic)."""
+def _read(source: socket.socket, size: int) -> bytearray:
+    """The next `size` bytes. Raises EOFError at the end of the stream."""
     data = bytearray(size)
     rest = memoryview(data)
     while rest:
-        if until is not None:
-            source.settimeout(max(1e-3, until - time.monotonic()))
         count = source.recv_into(rest)
         if not count:
             raise EOFError

@@ -42,7 +42,7 @@ MOST_WAITING = 4
 Each of them occupies a thread of the worker, and health checks need threads too.
 """
 
-SHORT_SECONDS = 0.1
+SHORT_SECONDS = 1.0
 
 _answers = msgspec.json.Decoder(Answer)
 

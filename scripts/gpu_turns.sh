@@ -21,6 +21,7 @@ set_up() { # NAME TREE: an environment with the tree's packages
 }
 
 rows() { # ROWS MODEL
+    rm -f "$out"/rows_*.json # a run that fails must not show the figures of an earlier one
     for turn in base here; do
         (cd "${!turn}" && "$turns/$turn/bin/python" benchmarks/gpu.py --model "$2" --rows ${1//,/ } --repeats 2 \
             --json "$out/rows_$turn.json") >"$out/rows_$turn.log" 2>&1 || tail -40 "$out/rows_$turn.log"
@@ -46,7 +47,7 @@ serve() { # RATES
                 --num_requests $((rate * 30)) --request_rate "$rate" --json "$out/serve_${turn}_$rate.json" \
                 >"$out/bench_${turn}_$rate.log" 2>&1 || tail -20 "$out/bench_${turn}_$rate.log" "$out/serve_$turn.log"
         done
-        kill "$server"
+        kill "$server" || true
         wait "$server" || true
     done
     for rate in ${1//,/ }; do

@@ -104,7 +104,7 @@ class ChildPool:
         self._give(self._take(), kept=True)
 
     def answer(self, question: bytes, limits: Limits) -> bytearray:
-        """A child's answer. Raises ChildEnded, TimeoutError when `limits.wall_seconds` are over, and NoChild."""
+        """A child's answer. Raises ChildEnded, TimeoutError (see `Limits.wall_seconds`), and NoChild."""
         child, kept = self._take(), False
         try:
             answer, worn = child.answer(question, limits)

@@ -101,7 +101,7 @@ class FailureIsolation:
         return rejected
 
     def _recompute(self, valid: dict[int, int]) -> None:
-        """Send rows back, of which the KV of only so many tokens is valid."""
+        """Send rows back. `valid`: row -> the number of its tokens whose KV is valid."""
         for row, tokens in valid.items():
             if self._state.table.choices[row] is not None:  # no beam of a search that went back with another
                 self._state.preempt(row, tokens)

@@ -637,8 +637,8 @@ class State:
         self.end(choice, valid)
 
     def _let_go(self, row: int, valid: int | None = None) -> None:
-        """Free the slots of `row`. What may be kept of its KV is that of steps that were read, and of its prompt what
-        is in the prefix cache already; at most that of its first `valid` tokens."""
+        """Free the slots of `row`. The prefix cache may keep the KV of steps that were read, and the part of the
+        prompt that it has already. It keeps at most the first `valid` tokens."""
         table, space = self.table, self.space
         lease = table.leases.get(row)
         if lease is not None:

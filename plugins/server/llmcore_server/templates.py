@@ -43,6 +43,7 @@ Each of them occupies a thread of the worker, and health checks need threads too
 """
 
 SHORT_SECONDS = 1.0
+"""A burst of ordinary renders is over before that, also on a machine whose cores are all busy."""
 
 _answers = msgspec.json.Decoder(Answer)
 

@@ -56,6 +56,31 @@ def test_several_answer_at_once_and_few_are_kept(pool: ChildPool) -> None:
     assert 1 <= len(idle(pool)) <= child_pool.MOST_IDLE
 
 
+def test_a_burst_waits_for_the_child_that_is_busy(pool: ChildPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_pool, "SHORT_SECONDS", 60.0)
+    pool.warm()
+    (process,) = idle(pool)
+    with ThreadPoolExecutor(8) as threads:
+        assert {pid for pid, _ in threads.map(lambda _: asked(pool), range(80))} == {process.pid}
+
+
+def test_a_child_that_is_busy_for_long_is_not_waited_for(pool: ChildPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_pool, "SHORT_SECONDS", 0.01)
+    pool.warm()
+    (process,) = idle(pool)
+    with ThreadPoolExecutor(1) as thread:
+        burning = thread.submit(pool.answer, b"burn", LIMITS)
+        while not pool._busy:
+            time.sleep(0.001)
+        pid, _ = asked(pool)
+        assert pid != process.pid
+        assert not burning.done()
+        process.kill()
+        with pytest.raises(ChildEnded):
+            burning.result()
+    assert pool._busy == 0
+
+
 @pytest.mark.parametrize(
     ("question", "limits", "status", "out_of_time"),
     [

@@ -222,7 +222,7 @@ class Registry:
         return [info for info in self.plugins if info.name in names]
 
     def find(self, kind: type[S], name: str) -> S:
-        """The contribution called `name`. Raises ConfigError that names the package that has it, or the known names."""
+        """The contribution called `name`. Raises ConfigError that names the package that has it, or the known ones."""
         found = {spec.name: spec for spec, _ in self.specs(kind)}
         if name in found:
             return found[name]

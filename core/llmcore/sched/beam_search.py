@@ -7,7 +7,6 @@ search is over, so it may start again from the prompt at any time.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -96,7 +95,7 @@ def check_search(submit: Submit, vocab_size: int) -> None:
             param="logprobs",
             code="invalid_value",
         )
-    if not (math.isfinite(submit.beams.length_penalty) and abs(submit.beams.length_penalty) <= LARGEST_PENALTY):
+    if not abs(submit.beams.length_penalty) <= LARGEST_PENALTY:  # NaN is not, either
         raise RequestError(
             f"length_penalty: give a number from -{LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}",
             param="length_penalty",

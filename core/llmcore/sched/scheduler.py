@@ -447,4 +447,5 @@ def victim(table: RequestTable) -> Choice:
     running = table.running()
     spared = [choice.row for choice in table.choice(int(running[0])).together]
     others = running[~np.isin(running, spared)]
-    return table.choice(int(others[np.argsort(table.priority[others], kind="stable")[-1]]))
+    priority = table.priority[others]
+    return table.choice(int(others[priority == priority.max()][-1]))

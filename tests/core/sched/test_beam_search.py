@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from llmcore.api import RequestError, SamplingParams, Submit
-from llmcore.api.bridge import BeamSearch, Prompt
-from llmcore.sched.beam_search import check_search
+from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, BeamSearch, Finish, Prompt
+from llmcore.sched.beam_search import Beams, Continuation, check_search
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "penalty": ({"sampling": SamplingParams(presence_penalty=1.0)}, "presence_penalty", "own probabilities"),
@@ -18,8 +19,20 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "logprobs",
         "might keep 168,000",
     ),
+    "log-probabilities of tokens alone": (
+        {"sampling": SamplingParams(logprobs=0), "max_new_tokens": MOST_LOGPROBS_AT_ONCE + 1, "n": 1},
+        "logprobs",
+        f"might keep {MOST_LOGPROBS_AT_ONCE + 1:,}",
+    ),
     "length penalty": ({"beams": BeamSearch(2, float("nan"))}, "length_penalty", "from -5 to 5"),
+    "endless length penalty": ({"beams": BeamSearch(2, float("-inf"))}, "length_penalty", "from -5 to 5"),
+    "large length penalty": ({"beams": BeamSearch(2, 5.5)}, "length_penalty", "from -5 to 5"),
     "vocabulary": ({"beams": BeamSearch(60)}, "num_beams", "60 beams need more tokens"),
+    "vocabulary without stop ids": (
+        {"beams": BeamSearch(24), "stop_ids": (1, 2, 3), "min_new_tokens": 1},
+        "num_beams",
+        "24 beams need more tokens",
+    ),
 }
 
 
@@ -35,8 +48,18 @@ def test_what_a_search_cannot_do_is_refused(name: str) -> None:
     assert error.value.param == param
 
 
-def test_what_has_no_meaning_for_a_search_may_stand() -> None:
-    check_search(search(sampling=SamplingParams(temperature=1.0, seed=5, logprobs=2)), 100)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_has_no_meaning_for_a_search_may_stand(temperature: float) -> None:
+    check_search(search(sampling=SamplingParams(temperature=temperature, seed=5, logprobs=2)), 100)
+
+
+def test_the_largest_search() -> None:
+    check_search(search(beams=BeamSearch(50, 5.0)), 100)
+    check_search(search(beams=BeamSearch(2, -5.0)), 100)
+    most = MOST_LOGPROBS_AT_ONCE
+    check_search(search(sampling=SamplingParams(logprobs=0), max_new_tokens=most), 100)
+    check_search(search(sampling=SamplingParams(logprobs=1), max_new_tokens=most // 4), 100)
+    check_search(search(max_new_tokens=9 * most), 100)
 
 
 def test_a_search_needs_room_for_all_its_beams(bench: Any) -> None:
@@ -54,3 +77,93 @@ def test_an_abort_ends_all_beams(bench: Any) -> None:
     b.scheduler.abort(0, 1)
     b.commit(plan)
     assert b.scheduler.idle and b.group.pool.live == 0 and 1 not in b.events
+
+
+# --- the search itself -----------------------------------------------------------------------------------------
+
+Heard = tuple[list[int], list[float]]
+
+
+def hear(beams: Beams, *heard: Heard) -> list[Continuation] | None:
+    """Tell every beam's best next tokens, the last beam's first; returns how they go on."""
+    complete = [
+        beams.hear(beam, np.array(ids, np.int32), np.array(logprobs, np.float32))
+        for beam, (ids, logprobs) in reversed([*enumerate(heard)])
+    ]
+    assert complete == [False] * (len(heard) - 1) + [True]
+    return beams.choose()
+
+
+def placed(children: list[Continuation] | None) -> list[tuple[int, list[int], float]]:
+    """(parent, tokens, score) by place."""
+    assert children is not None
+    return [(one.parent, [at.token for at in one.path.tokens()], float(one.score)) for one in children]
+
+
+def answered(beams: Beams) -> list[tuple[list[int], Finish, float]]:
+    return [([at.token for at in one.path.tokens()], one.finish, float(one.score)) for one in beams.answers()]
+
+
+FIRST: Heard = ([1, 2, 9, 3], [-1.0, -2.0, -2.5, -3.0])
+
+
+def test_the_best_of_a_beam_stays_in_its_place_and_another_takes_a_free_one() -> None:
+    beams = Beams(search(stop_ids=(9,)))
+    assert placed(hear(beams, FIRST)) == [(0, [1], -1.0), (0, [2], -2.0)]
+    # The first beam's best ends, and both that go on come from the second.
+    second = hear(beams, ([9, 4, 5, 6], [-0.5, -8.0, -9.0, -9.5]), ([7, 8, 9, 3], [-0.25, -0.5, -4.0, -5.0]))
+    assert placed(second) == [(1, [2, 8], -2.5), (1, [2, 7], -2.25)]
+    assert answered(beams) == [([1, 9], Finish.STOP, -0.75)]
+
+
+def test_answers_are_the_best_of_those_that_ended_by_their_length() -> None:
+    beams = Beams(search(n=2, stop_ids=(9,), max_new_tokens=3, beams=BeamSearch(2, 1.0)))
+    hear(beams, ([9, 1, 2, 3], [-0.75, -1.0, -2.0, -3.0]))
+    hear(beams, ([9, 1, 2, 3], [-0.5, -1.0, -2.0, -3.0]), ([4, 5, 6, 7], [-0.25, -1.0, -5.0, -6.0]))
+    assert hear(beams, ([1, 2, 3, 4], [-0.5, -1, -2, -3]), ([1, 2, 3, 4], [-0.25, -1, -2, -3])) is None
+    assert answered(beams) == [([9], Finish.STOP, -0.75), ([1, 9], Finish.STOP, -0.75)]
+
+
+def test_an_answer_that_is_cut_short_by_its_length_counts_too() -> None:
+    beams = Beams(search(n=2, max_new_tokens=2, beams=BeamSearch(2, 1.0)))
+    hear(beams, FIRST)
+    assert hear(beams, ([5, 6, 7, 8], [-1, -2, -3, -4]), ([5, 6, 7, 8], [-0.5, -4, -5, -6])) is None
+    assert answered(beams) == [([1, 5], Finish.LENGTH, -1.0), ([2, 5], Finish.LENGTH, -1.25)]
+
+
+def test_stop_ids_are_no_continuation_of_a_short_answer() -> None:
+    beams = Beams(search(stop_ids=(9,), min_new_tokens=2))
+    assert placed(hear(beams, ([9, 1, 2, 3, 4], [-0.1, -1.0, -2.0, -3.0, -4.0]))) == [(0, [1], -1.0), (0, [2], -2.0)]
+    hear(beams, ([9, 1, 2, 3, 4], [-0.1, -1, -2, -3, -4]), ([9, 5, 6, 7, 8], [-0.1, -1.5, -2, -3, -4]))
+    last = hear(beams, ([9, 1, 2, 3, 4], [-0.5, -1, -2, -3, -4]), ([9, 5, 6, 7, 8], [-0.5, -1, -2, -3, -4]))
+    assert placed(last) == [(0, [1, 1, 1], -3.0), (0, [1, 1, 2], -4.0)]
+    assert answered(beams) == [([1, 1, 9], Finish.STOP, pytest.approx(-2.5 / 3))]
+
+
+def test_log_probabilities_of_every_place_go_with_a_path() -> None:
+    beams = Beams(search(sampling=SamplingParams(logprobs=2), max_new_tokens=1))
+    assert hear(beams, FIRST) is None
+    (answer,) = beams.answers()
+    (at,) = answer.path.tokens()
+    assert (at.token, at.logprob, at.top, at.length) == (1, -1.0, ((1, -1.0), (2, -2.0)), 1)
+
+
+@pytest.mark.parametrize(
+    ("early", "penalty", "over"),
+    [(True, 1.0, True), (False, 1.0, True), (None, 1.0, False), (None, 0.0, True), (False, 0.0, True)],
+)
+def test_when_a_search_is_over(early: bool | None, penalty: float, over: bool) -> None:
+    """Two answers ended with -0.5 and -1, and the best beam has -1.5: it would be better in ten tokens' time."""
+    beams = Beams(search(stop_ids=(9, 8), max_new_tokens=10, beams=BeamSearch(2, penalty, early)))
+    children = hear(beams, ([9, 8, 1, 2, 3, 4], [-0.5, -1.0, -1.5, -2.0, -3.0, -4.0]))
+    assert (children is None) == over
+    assert answered(beams) == [([9], Finish.STOP, -0.5)]
+
+
+def test_a_search_that_starts_again_knows_nothing() -> None:
+    beams = Beams(search(stop_ids=(9,)))
+    hear(beams, ([9, 1, 2, 3], [-0.5, -1.0, -2.0, -3.0]))
+    beams.hear(1, np.array([5], np.int32), np.array([-1.0], np.float32))
+    beams.restart()
+    assert placed(hear(beams, FIRST)) == [(0, [1], -1.0), (0, [2], -2.0)]
+    assert beams.answers() == []

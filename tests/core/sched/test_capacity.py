@@ -123,3 +123,12 @@ def test_what_cannot_continue_is_refused(bench: Make, more: dict[str, Any], says
     with pytest.raises(RequestError, match=says) as refused:
         bench().submit(1, [1, 2], **more)
     assert (refused.value.param, refused.value.code) == ("produced", "invalid_value")
+
+
+def test_drafts_may_take_the_last_slot(bench: Make) -> None:
+    """Three tokens hold four slots with the one that was drawn, and two drafts fill the pool."""
+    for slots, drafts in ((8, [3]), (7, [1])):
+        b = bench(slots=slots, drafts=2, estimator=Conservative)
+        b.submit(1, [1, 2, 3], max_new=4)
+        b.commit(b.plan(), counts=np.ones(1, np.int32))
+        assert b.plan().n_query.tolist() == drafts, slots

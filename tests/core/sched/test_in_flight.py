@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llmcore.api.bridge import BeamSearch, Finish, SamplingParams
-from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.plan import Pool, StepPlan, StepResult, Want
 
 Make = Any
 
@@ -177,6 +177,19 @@ def test_log_probabilities_of_several_tokens(bench: Make) -> None:
     assert (b.events[2][-1].tokens, b.events[2][-1].logprobs) == ((9,), ())
 
 
+def test_the_best_tokens_go_to_those_who_asked_for_them(bench: Make) -> None:
+    b = bench()
+    for number, logprobs in enumerate([1, 0, None]):
+        b.submit(number, [number], max_new=9, sampling=SamplingParams(logprobs=logprobs))
+    best = np.float32([-0.5, -0.25, -4])
+    b.step(logprobs=best, top_ids=np.int32([[7], [8], [9]]), top_logprobs=best[:, None])
+    assert [(b.events[i][0].logprobs, b.events[i][0].top) for i in range(3)] == [
+        ((-0.5,), (((7, -0.5),),)),
+        ((-0.25,), ()),
+        ((0.0,), ()),
+    ]
+
+
 @pytest.mark.parametrize(("pool", "state"), [("last", [3.0, 3.0]), ("mean", [0.6, 0.6])])
 def test_hidden_states_of_chunks_come_together(bench: Make, pool: str, state: list[float]) -> None:
     b = bench(chunk_tokens=4)
@@ -189,9 +202,47 @@ def test_hidden_states_of_chunks_come_together(bench: Make, pool: str, state: li
         pooled = np.full((len(plan.pools), 2), step, np.float32)
         b.commit(plan, **({"pooled": pooled} if plan.pools else {}))
     assert np.frombuffer(b.events[1][0].pooled, "<f4").tolist() == pytest.approx(state)
-    assert (b.events[1][0].tokens, b.events[1][0].finish) == ((), Finish.STOP)
+    (event,) = b.events[1]
+    assert (event.tokens, event.finish, event.choice, event.cached) == ((), Finish.STOP, 0, 0)
     assert [len(event.tokens) for event in b.events[2]] == [1, 1, 1]
     assert b.scheduler.totals.output_tokens == 3
+
+
+def test_chunks_are_asked_for_the_hidden_states_of_their_tokens(bench: Make) -> None:
+    b = bench(chunk_tokens=4)
+    b.submit(1, range(6), max_new=1, pool="mean")
+    plan = b.step(pooled=np.zeros((1, 2), np.float32))
+    assert (plan.pools, plan.want.tolist()) == ([Pool(0, 0)], [Want.HIDDEN])
+    plan = b.step(pooled=np.zeros((1, 2), np.float32))
+    assert (plan.pools, plan.want.tolist()) == ([Pool(0, 0)], [Want.HIDDEN | Want.SAMPLE])
+    b.submit(2, range(20, 27), max_new=1, pool="last")
+    plan = b.step()
+    assert (plan.pools, plan.want.tolist()) == ([], [Want.NOTHING])
+    plan = b.step(pooled=np.zeros((1, 2), np.float32))
+    assert (plan.pools, plan.want.tolist()) == ([Pool(0, 2)], [Want.HIDDEN | Want.SAMPLE])
+
+
+def test_a_mean_begins_again_with_its_request(bench: Make) -> None:
+    b = bench(chunk_tokens=4)
+    b.submit(1, range(6), max_new=1, pool="mean")
+    b.step(pooled=np.ones((1, 2), np.float32))
+    b.scheduler.fail(b.plan(), ("internal_error", "out of luck"))
+    for _ in range(2):
+        assert 1 not in b.events
+        b.step(pooled=np.full((1, 2), 3, np.float32))
+    assert np.frombuffer(b.events[1][0].pooled, "<f4").tolist() == [1.0, 1.0]
+
+
+def test_a_last_hidden_state_that_is_computed_again_is_the_newer_one(bench: Make) -> None:
+    b = bench(chunk_tokens=4)
+    b.submit(1, range(8), max_new=1)
+    b.drain()
+    b.submit(2, range(12), max_new=1, pool="last")
+    assert b.step(finite=[False], pooled=np.ones((1, 2), np.float32)).start.tolist() == [8]
+    assert [b.step().start.tolist() for _ in range(2)] == [[0], [4]]
+    b.step(pooled=np.full((1, 2), 3, np.float32))
+    (event,) = b.events[2]
+    assert (np.frombuffer(event.pooled, "<f4").tolist(), event.cached) == ([3.0, 3.0], 8)
 
 
 def test_a_score_ends_its_request_without_a_token(bench: Make) -> None:

@@ -135,3 +135,15 @@ def test_a_request_that_failed_is_named_in_the_log_once(bench: Make, caplog: pyt
     )
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"request chat-7 {why}", f"request chat-8, choice 0 {why}"]
+
+
+def test_a_request_that_is_never_tried_alone_ends_after_three_failed_steps(bench: Make) -> None:
+    b = bench()
+    b.submit(1, range(10))
+    b.submit(2, range(50, 60))
+    for _ in range(3):
+        plan = b.plan()
+        assert plan.request.size == 2 and b.scheduler.fail(plan, BAD_LUCK) == {}
+        b.scheduler._isolation.dismiss()
+    b.receive(b.scheduler.fail(b.plan(), BAD_LUCK))
+    assert [event.error for i in (1, 2) for event in b.events[i]] == [BAD_LUCK] * 2

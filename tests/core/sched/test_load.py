@@ -154,3 +154,36 @@ def test_a_prompt_that_was_computed_elsewhere_comes_with_its_first_token(bench: 
 def test_what_the_model_has_to_compute_itself_cannot_be_loaded(bench: Make, tokens: int, more: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"cannot write {tokens} of these 20 tokens"):
         submit(bench(), 1, Source(tokens), **more)
+
+
+@pytest.mark.parametrize(("granule", "peak"), [(1, 25 + 7), (4, 28 + 12)])
+def test_a_load_counts_all_that_it_and_its_forks_will_hold(bench: Make, granule: int, peak: int) -> None:
+    """18 tokens of prompt, 6 of an answer, one step in flight: 25; a fork shares the granules of the prompt alone."""
+    b = bench(granule=granule, ahead=1)
+    submit(b, 1, Source(14), range(18), max_new_tokens=7, n=2)
+    assert b.scheduler.plan() is None
+    assert b.scheduler.load().peak == peak
+
+
+def test_a_lease_expires_at_its_time(bench: Make) -> None:
+    b, source = bench(), Source(14, seconds=5.0)
+    submit(b, 1, source)
+    assert b.scheduler.plan() is None
+    expires = source.open[0].expires
+    b.scheduler.lapse(expires - 0.5)
+    assert source.open
+    b.scheduler.lapse(expires)
+    assert source.cancelled
+
+
+def test_a_request_with_loaded_kv_that_is_not_finite_computes_all_of_it(bench: Make) -> None:
+    b, source = bench(), Source(14)
+    submit(b, 1, source)
+    assert b.scheduler.plan() is None
+    b.scheduler.filled(source.open[0])
+    b.step(finite=[False])
+    assert b.events == {}
+    plan = b.step()
+    assert (plan.start.tolist(), plan.n_query.tolist()) == ([0], [20])
+    b.drain()
+    assert len(b.events[1]) == 4

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from llmcore.api.bridge import LengthDecay, SamplingParams
-from llmcore.sched.plan import Frame, StepPlan, Want, decode, encode, frame_of, padded
+from llmcore.sched.plan import Frame, Pool, Probe, StepPlan, Want, decode, encode, frame_of, padded
 
 
 def plan(n_query: list[int], n_decode: int, samples: int) -> StepPlan:
@@ -36,8 +36,12 @@ def test_sizes() -> None:
     ("n_query", "n_decode", "samples", "frame"),
     [
         ([1, 1, 1], 3, 3, Frame(4, 4, 4, mixed=False)),
+        ([1] * 16, 16, 16, Frame(16, 16, 16, mixed=False)),
         ([1] * 17, 17, 17, None),
         ([1, 1, 9], 2, 3, Frame(16, 16, 4, mixed=True)),
+        ([1, 15], 1, 2, Frame(16, 16, 2, mixed=True)),
+        ([1, 16], 1, 2, Frame(32, 32, 2, mixed=True)),
+        ([1, 511], 1, 2, Frame(512, 512, 2, mixed=True)),
         ([300], 0, 1, Frame(320, 320, 1, mixed=True)),
         ([300], 0, 0, Frame(320, 320, 0, mixed=True)),
         ([1, 512], 1, 2, None),
@@ -45,6 +49,17 @@ def test_sizes() -> None:
 )
 def test_frames(n_query: list[int], n_decode: int, samples: int, frame: Frame | None) -> None:
     assert frame_of(plan(n_query, n_decode, samples), 16) == frame
+
+
+@pytest.mark.parametrize("name", ["probes", "pools"])
+def test_a_step_that_reads_a_prompt_is_not_captured(name: str) -> None:
+    asks = plan([9], 0, 1)
+    setattr(asks, name, [{"probes": Probe(0, np.ones(8, np.int32)), "pools": Pool(0, 0)}[name]])
+    assert frame_of(asks, 16) is None
+
+
+def test_without_graphs_no_step_is_captured() -> None:
+    assert frame_of(plan([1, 1], 2, 2), 0) is None
 
 
 def test_a_plan_is_the_same_after_a_journey(bench: Any) -> None:

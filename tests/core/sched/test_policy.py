@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import Stopped
 from llmcore.api.sched import Decision, SchedulerLimits, SchedulerView
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
@@ -132,16 +134,17 @@ def test_nobody_joins_between_the_steps_in_which_requests_may(bench: Make, caplo
 
 
 class Failing(RadixCache):
-    """Raises in `method` from now on, or says `lie` there."""
+    """Raises `error` in `method` from now on, or says `lie` there."""
 
     method = ""
     lie: Any = None
+    error: BaseException = RuntimeError("told to raise")
 
     def __getattribute__(self, name: str) -> Any:
         if name == "method" or name != self.method:
             return super().__getattribute__(name)
         if self.lie is None:
-            raise RuntimeError("told to raise")
+            raise self.error
         return lambda *_: self.lie
 
 
@@ -185,22 +188,55 @@ def test_without_its_prefix_cache_a_group_goes_on(method: str, lie: Any, caplog:
     group.pool.check()
 
 
+def test_a_prefix_cache_that_works_is_asked_as_it_would_be_without_a_guard(caplog: pytest.LogCaptureFixture) -> None:
+    group, _ = guarded()
+    assert group.match(b"", np.arange(8)).size == 4 and not group.match(b"other", np.arange(8)).size
+    assert group.make_free(13) and group.pool.cached == 1, "one of two that nobody uses has to go"
+    assert group.manager.stats()["granules"] == 3
+    assert group.remove(b"other", np.arange(8), 2).size == 0
+    assert group.remove(b"", np.arange(8), 2).size == 2
+    assert group.manager.caching and group.manager.stats() == {"granules": 1, "nodes": 1} and not caplog.records
+
+
 def test_figures_of_a_prefix_cache_that_fails() -> None:
     group, cache = guarded()
     cache.method = "stats"
     assert group.manager.stats() == {"granules": 4, "nodes": 0}
 
 
+def test_a_plugin_that_fails_is_counted_and_its_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    (group, cache), estimator = guarded(), GuardedEstimator(Guess(None), "guess")
+    names = [("plugin_failures", ("failing", "kv_manager")), ("plugin_failures", ("guess", "length_estimator"))]
+    before = [TALLIES.figures().counts.get(name, 0) for name in names]
+    cache.method = "match"
+    group.match(b"", np.arange(4))
+    estimator.totals(column(1), column(9), np.zeros(1, np.bool_), 0.5)
+    assert [TALLIES.figures().counts.get(name, 0) for name in names] == [count + 1 for count in before]
+    errors = [record.exc_info and record.exc_info[1] for record in caplog.records]
+    assert [str(error) for error in errors] == ["told to raise"] * 2
+    assert group.manager.caching is False
+
+
+def test_a_process_that_stops_is_not_a_failure_of_a_plugin() -> None:
+    group, cache = guarded()
+    cache.method, cache.error = "match", Stopped()
+    with pytest.raises(Stopped):
+        group.match(b"", np.arange(4))
+    assert group.manager.caching
+
+
 class Guess:
     """Says `totals`, or raises."""
 
     guaranteed = False
+    asked: tuple[Any, ...] = ()
 
     def __init__(self, totals: Any) -> None:
         self.answer = totals
         self.seen: list[int] = []
 
-    def totals(self, produced: Any, max_new: Any, ignore_eos: Any, used: float) -> Any:
+    def totals(self, *asked: Any) -> Any:
+        self.asked = asked
         if self.answer is None:
             raise RuntimeError("told to raise")
         return self.answer
@@ -214,7 +250,8 @@ def test_without_its_estimator_full_lengths_are_foreseen(totals: Any, caplog: py
     guess = Guess(column(3, 4))
     estimator = GuardedEstimator(guess, "guess")
     asked = column(1, 2), column(9, 8), np.zeros(2, np.bool_), 0.5
-    assert estimator.totals(*asked).tolist() == [3, 4] and not estimator.guaranteed
+    assert estimator.totals(*asked).tolist() == [3, 4] and estimator.guaranteed is False
+    assert all(given is wanted for given, wanted in zip(guess.asked, asked, strict=True))
     estimator.observe(5)
     guess.answer = totals
     with caplog.at_level(logging.ERROR):

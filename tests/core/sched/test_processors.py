@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from llmcore.api.bridge import Finish
-from llmcore.api.errors import RequestError
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError, Stopped
 from llmcore.api.processors import OVERLOADED, words_of
 from llmcore.api.protocols import Int32
 from llmcore.sched import processors
@@ -63,8 +64,54 @@ def test_a_refusal_in_the_middle_of_an_answer_can_be_sent(code: object, told: st
         def mask(self) -> Int32:
             raise RequestError("half \ud83d of a pair", code=code)  # type: ignore[arg-type]
 
-    bound = ChoiceProcessors([("refuses", "mask", Refuses())], [], 32, now, fields={"refuses": "guided_x"})
+    hosts = [("refuses", "mask", Refuses())]
+    bound = ChoiceProcessors(hosts, [], 32, now, fields={"refuses": "guided_x"})
     assert bound.error == (told, "guided_x: half ? of a pair")
+    assert ChoiceProcessors(hosts, [], 32, now).error == (told, "refuses: half ? of a pair")
+
+
+class Raises:
+    """A processor that raises `error` in each of its methods."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def mask(self) -> Int32:
+        raise self.error
+
+    def accept(self, token: int) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError, RequestError])
+def test_a_message_of_a_processor_is_cut(error: Callable[[str], Exception]) -> None:
+    bound = ChoiceProcessors([("raises", "mask", Raises(error("x" * 2000)))], [], 32, now)
+    assert bound.error is not None and len(bound.error[1]) == 500
+
+
+def test_a_processor_that_fails_is_counted() -> None:
+    name = ("plugin_failures", ("raises", "logits_processor"))
+    before = TALLIES.figures().counts.get(name, 0)
+    ChoiceProcessors([("raises", "mask", Raises(RuntimeError()))], [], 32, now)
+    ChoiceProcessors([("raises", "mask", Raises(RequestError("the client's fault")))], [], 32, now)
+    assert TALLIES.figures().counts[name] == before + 1
+
+
+def test_a_process_that_stops_is_not_a_failure_of_a_processor() -> None:
+    hosts = [("raises", "mask", Raises(Stopped()))]
+    with pytest.raises(Stopped):
+        ChoiceProcessors(hosts, [], 32, now)
+    bound = ChoiceProcessors(hosts, [], 32, lambda work: None)
+    with pytest.raises(Stopped):
+        bound.accept(5)
+    assert bound.error is None
+
+
+def test_what_is_bound_has_said_nothing_at_first() -> None:
+    bound = ChoiceProcessors([("adds", "bias", Adds({}))], [], 32, lambda work: None)
+    assert (bound.mask, bound.bias, bound.error, bound.cause, bound.late) == (None, {}, None, None, 0)
+    assert (bound.dropped, bound.free, bound.must_end, bound.ready) == (False, False, False, False)
+    assert ChoiceProcessors([], [("device", object())], 32, now).bias == {}
 
 
 class Counts:
@@ -103,6 +150,8 @@ def test_late_samples_are_named_and_can_be_postponed(bench: Any) -> None:
     assert b.scheduler.totals.late_masks == 1
     with pytest.raises(ValueError, match="only the newest plan"):
         b.scheduler.postpone(first, [])
+    b.scheduler.postpone(second, [int(first.request[0])])
+    assert b.scheduler.totals.late_masks == 2
     b.commit(first)
     assert 1 not in b.events and len(b.events[2]) == 1
     b.commit(second)
@@ -125,6 +174,14 @@ def test_a_processor_ends_its_choice(bench: Any, drafts: int) -> None:
     assert plan.n_query.tolist() == [1], "a row with logits processors verifies no drafts"
     assert [event.finish for event in b.events[1]] == [Finish.RUNNING, Finish.STOP]
     assert b.scheduler.idle and b.group.pool.live == 0
+
+
+def test_nobody_is_given_up_who_has_answered(bench: Any) -> None:
+    b = bench()
+    wrong = adding({99: 1.0})
+    b.submit(1, range(5), processors=[wrong])
+    assert wrong.error is not None and b.scheduler.give_up() == {}
+    assert not b.scheduler.idle, "the engine sees the error at its next draw"
 
 
 def test_the_draw_may_end_a_choice(bench: Any) -> None:
@@ -171,8 +228,8 @@ def adding(*values: dict[int, float]) -> ChoiceProcessors:
 
 
 def test_biases_of_several_processors_add_up() -> None:
-    bound = adding({3: 1.0, 5: float("-inf")}, {3: 0.5})
-    assert (bound.bias, bound.mask, bound.error) == ({3: 1.5, 5: float("-inf")}, None, None)
+    bound = adding({3: 1.0, 5: float("-inf")}, {3: 0.5, 0: 2.0})
+    assert (bound.bias, bound.mask, bound.error) == ({0: 2.0, 3: 1.5, 5: float("-inf")}, None, None)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +263,33 @@ def test_a_token_needs_all_masks_and_an_answer_that_may_only_end_does_end() -> N
     assert bound.mask is not None and (bound.mask == mask_of([2, 39], 40)).all()
     assert not bound.must_end
     assert ChoiceProcessors(hosts, [], 40, now, banned=(2, 39)).must_end
+
+
+def test_a_processor_without_a_mask_allows_everything() -> None:
+    hosts = [("one", "mask", Says(mask_of([1, 2], 40))), ("free", "mask", Counts())]
+    bound = ChoiceProcessors(hosts, [], 40, now)
+    assert bound.mask is not None and (bound.mask == mask_of([1, 2], 40)).all()
+
+
+def test_a_mask_of_tokens() -> None:
+    words = mask_of([0, 33, 39, 40, 99], 40)
+    assert (words.dtype, words.tolist()) == (np.int32, [1, 1 << 1 | 1 << 7])
+
+
+@pytest.mark.parametrize("bit", [40, 41, 62])
+def test_a_single_bit_behind_the_vocabulary_is_cut(bit: int) -> None:
+    words = np.zeros(2, np.int32)
+    words[0], words[1] = 1, 1 << bit - 32
+    bound = ChoiceProcessors([("says", "mask", Says(words))], [], 40, now)
+    assert bound.mask is not None and bound.mask.tolist() == [1, 0]
+
+
+def test_an_answer_has_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    bound = counting(run=lambda work: None)
+    assert not bound.overdue(109.75) and bound.error is None
+    assert bound.overdue(110.0)
+    assert bound.error == ("internal_error", "logits processor 'counts' gave no answer within 10 s")
 
 
 def test_an_answer_that_is_waited_for() -> None:
@@ -262,6 +346,7 @@ def test_what_another_engine_produced_is_told_first() -> None:
     wrong = ChoiceProcessors([("counts", "mask", Counts(wrong=7))], [], 32, now, produced=(6, 7, 8))
     assert wrong.ready and wrong.error is not None and "told to raise" in wrong.error[1]
     assert not wrong.accept(9), "nothing more is told after an error"
+    assert counting(wrong=5).accept(5) is False, "an error does not finish an answer"
 
 
 def test_a_processor_on_the_device_is_ready_and_may_fail() -> None:

@@ -10,6 +10,7 @@ import pytest
 from llmcore.api.bridge import Finish
 from llmcore.builtin.estimators import Capped
 from llmcore.sched.plan import StepPlan, Want
+from llmcore.sched.request import PromptReport
 
 Make = Any
 
@@ -98,3 +99,28 @@ def test_all_are_there_after_a_failed_step(bench: Make, failing: int) -> None:
         number += 1
     assert b.events[1][0].prompt_logprobs == known(range(10, 20))
     assert b.events[1][-1].finish is Finish.LENGTH
+
+
+def test_the_last_chunk_is_asked_for_them_and_for_a_sample(bench: Make) -> None:
+    b = bench(chunk_tokens=4)
+    b.submit(1, range(10, 16), prompt_logprobs=True)
+    assert b.step(probed=[-1.0] * 4).want.tolist() == [Want.LOGPROBS]
+    assert b.plan().want.tolist() == [Want.LOGPROBS | Want.SAMPLE]
+
+
+def test_those_of_a_request_that_has_gone_are_dropped(bench: Make) -> None:
+    b = bench(ahead=1)
+    b.submit(1, range(10, 16), prompt_logprobs=True)
+    b.submit(2, range(20, 26), prompt_logprobs=True, max_new=1)
+    plan = b.plan()
+    b.scheduler.abort(0, 1)
+    b.commit(plan, **probed(plan))
+    assert 1 not in b.events and b.events[2][0].prompt_logprobs == known(range(20, 26))
+
+
+def test_a_report_is_empty_at_first() -> None:
+    report = PromptReport(3, 2)
+    columns = report.logprobs, report.ranks, report.top_ids, report.top_logprobs
+    assert [column.shape for column in columns] == [(3,), (3,), (3, 2), (3, 2)]
+    assert [column.dtype for column in columns] == [np.float32, np.int32, np.int32, np.float32]
+    assert np.isnan(report.logprobs).all() and np.isnan(report.top_logprobs).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from llmcore.api.bridge import Finish
 from llmcore.sched.scheduler import QueueStats
 
@@ -26,7 +27,7 @@ def test_choices_and_tokens_of_those_that_wait(bench: Make) -> None:
     assert made.scheduler.queue_stats() == QueueStats(0, 0, 4, 100)
 
 
-def test_only_who_never_ran_can_be_too_late(bench: Make) -> None:
+def test_only_who_never_ran_can_be_too_late(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = bench(max_running=1)
     made.submit(1, [1, 2], received=10.0)
     made.step()
@@ -40,6 +41,7 @@ def test_only_who_never_ran_can_be_too_late(bench: Make) -> None:
     assert made.scheduler.queue_stats().choices == 2
     made.drain()
     assert all(made.events[number][-1].finish is Finish.LENGTH for number in (1, 3, 4))
+    assert made.scheduler.totals.failed_requests == 0 and not caplog.records, "nothing failed"
 
 
 def test_all_answers_of_a_late_request_end(bench: Make) -> None:

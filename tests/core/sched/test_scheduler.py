@@ -197,6 +197,7 @@ def test_a_lost_engine_ends_everything(bench: Make) -> None:
     assert b.events[2][0].finish is Finish.ERROR
     assert b.scheduler.idle
     assert b.group.pool.live == 0
+    assert b.scheduler.totals.failed_requests == 0, "neither the model nor a plugin failed on them"
 
 
 def test_events_go_to_their_owners(bench: Make) -> None:

@@ -1,0 +1,1 @@
+"""Quantized weights and KV: readers of checkpoints, methods that quantize at load, ops, and KV layouts."""

@@ -1,0 +1,1 @@
+"""Readers: one file per checkpoint format, from its tensors to `canonical` ones."""

@@ -1,0 +1,1 @@
+"""KV layouts that quantize."""

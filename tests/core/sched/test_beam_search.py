@@ -149,15 +149,47 @@ def test_log_probabilities_of_every_place_go_with_a_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("early", "penalty", "over"),
-    [(True, 1.0, True), (False, 1.0, True), (None, 1.0, False), (None, 0.0, True), (False, 0.0, True)],
+    ("early", "penalty", "most", "over"),
+    [
+        (True, 1.0, 10, True),
+        (False, 1.0, 10, True),
+        (None, 1.0, 10, False),
+        (None, 1.0, 2, False),
+        (None, 0.0, 10, True),
+        (False, 0.0, 10, True),
+    ],
 )
-def test_when_a_search_is_over(early: bool | None, penalty: float, over: bool) -> None:
-    """Two answers ended with -0.5 and -1, and the best beam has -1.5: it would be better in ten tokens' time."""
-    beams = Beams(search(stop_ids=(9, 8), max_new_tokens=10, beams=BeamSearch(2, penalty, early)))
-    children = hear(beams, ([9, 8, 1, 2, 3, 4], [-0.5, -1.0, -1.5, -2.0, -3.0, -4.0]))
+def test_when_a_search_is_over(early: bool | None, penalty: float, most: int, over: bool) -> None:
+    """Two answers ended with -0.5 and -1, and the best beam has -1.5: it would be better in two tokens' time. The
+    other one, with -2.5, would be in three."""
+    beams = Beams(search(stop_ids=(9, 8), max_new_tokens=most, beams=BeamSearch(2, penalty, early)))
+    children = hear(beams, ([9, 8, 1, 2, 3, 4], [-0.5, -1.0, -1.5, -2.5, -3.0, -4.0]))
     assert (children is None) == over
     assert answered(beams) == [([9], Finish.STOP, -0.5)]
+    assert beams.answers()[0].path.top == (), "no log-probabilities were asked for"
+
+
+def test_a_beam_that_is_as_good_as_the_worst_answer_does_not_go_on() -> None:
+    beams = Beams(search(stop_ids=(9, 8)))
+    assert hear(beams, ([9, 8, 1, 2, 3, 4], [-0.5, -1.0, -1.0, -2.0, -3.0, -4.0])) is None
+
+
+def best_of_four(b: Any) -> Any:
+    """A step of a search in which every beam hears the same four tokens, and goes on best with the first."""
+    plan = b.plan()
+    ids = np.tile(np.arange(4, dtype=np.int32), (plan.sample_row.size, 1))
+    best = np.tile(np.float32([-0.125, -2, -3, -4]), (plan.sample_row.size, 1))
+    best[1:, 0] = -0.0625
+    b.commit(plan, logprobs=best[:, 0], top_ids=ids, top_logprobs=best)
+    return plan
+
+
+def test_a_beam_that_stays_in_its_place_sends_no_table_rows(bench: Any) -> None:
+    b = bench()
+    b.submit(1, range(10), max_new=4, n=2, beams=BeamSearch(2))
+    assert [best_of_four(b).writes[0].index.size for _ in range(4)] == [10, 1 + 11, 2, 2]
+    assert [event.logprobs for event in b.events[1]] == [(), ()]
+    assert b.scheduler.totals.output_tokens == 8
 
 
 def test_a_search_that_starts_again_knows_nothing() -> None:

@@ -147,3 +147,20 @@ def test_a_request_that_is_never_tried_alone_ends_after_three_failed_steps(bench
         b.scheduler._isolation.dismiss()
     b.receive(b.scheduler.fail(b.plan(), BAD_LUCK))
     assert [event.error for i in (1, 2) for event in b.events[i]] == [BAD_LUCK] * 2
+
+
+def test_rows_that_are_not_finite_are_looked_at_one_by_one(bench: Make) -> None:
+    """The first has gone, the second may have taken wrong KV from the cache, and the third is at fault."""
+    b = bench(ahead=1)
+    b.submit(1, range(20), max_new=1)
+    b.drain()
+    b.submit(2, range(50, 60))
+    b.submit(3, [*range(20), 30])
+    b.submit(4, range(70, 80))
+    plan = b.plan()
+    b.scheduler.abort(0, 2)
+    b.commit(plan, finite=[False] * 3)
+    assert [event.finish for event in b.events[4]] == [Finish.ERROR]
+    assert 3 not in b.events and b.step().start.tolist() == [0]
+    b.drain()
+    assert len(b.events[3]) == 4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from llmcore.api import RequestError, SamplingParams, Submit
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, BeamSearch, Finish, Prompt
-from llmcore.sched.beam_search import Beams, Continuation, check_search
+from llmcore.sched.beam_search import Beams, Continuation, candidates, check_search, considered, searching
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "penalty": ({"sampling": SamplingParams(presence_penalty=1.0)}, "presence_penalty", "own probabilities"),
@@ -77,6 +77,27 @@ def test_an_abort_ends_all_beams(bench: Any) -> None:
     b.scheduler.abort(0, 1)
     b.commit(plan)
     assert b.scheduler.idle and b.group.pool.live == 0 and 1 not in b.events
+
+
+@pytest.mark.parametrize(
+    ("fields", "looked_at", "of_each_beam"),
+    [
+        ({}, 4, 4),
+        ({"stop_ids": (9,)}, 4, 4),
+        ({"stop_ids": (7, 8, 9)}, 8, 8),
+        ({"stop_ids": (7, 8, 9), "min_new_tokens": 1}, 8, 11),
+        ({"min_new_tokens": 1}, 4, 4),
+        ({"sampling": SamplingParams(logprobs=20)}, 4, 20),
+    ],
+)
+def test_as_many_candidates_are_computed_as_may_be_needed(
+    fields: dict[str, Any], looked_at: int, of_each_beam: int
+) -> None:
+    submit = search(**fields)
+    assert (considered(submit), candidates(submit)) == (looked_at, of_each_beam)
+    computed = searching(submit)
+    assert computed.sampling == SamplingParams(temperature=0.0, logprobs=of_each_beam)
+    assert computed.min_new_tokens == 0 and computed.stop_ids == submit.stop_ids
 
 
 # --- the search itself -----------------------------------------------------------------------------------------
@@ -199,3 +220,23 @@ def test_a_search_that_starts_again_knows_nothing() -> None:
     beams.restart()
     assert placed(hear(beams, FIRST)) == [(0, [1], -1.0), (0, [2], -2.0)]
     assert beams.answers() == []
+
+
+def test_log_probabilities_come_to_the_searches_that_asked_for_them(bench: Any) -> None:
+    b = bench()
+    for number, logprobs in enumerate([None, 1, None]):
+        sampling = SamplingParams(logprobs=logprobs)
+        b.submit(number, range(10 * number, 10 * number + 5), max_new=1, sampling=sampling, beams=BeamSearch(2))
+    best_of_four(b)
+    assert [b.events[number][0].logprobs for number in range(3)] == [(0.0,), (-0.0625,), (0.0,)]
+    assert [b.events[number][0].top for number in range(3)] == [(), (((0, -0.0625),),), ()]
+
+
+def test_all_beams_end_with_their_search_and_others_are_told_too(bench: Any) -> None:
+    b = bench()
+    b.submit(1, range(10), max_new=4, n=2, beams=BeamSearch(2))
+    best_of_four(b)
+    b.submit(2, [50])
+    b.receive(b.scheduler.abandon(("engine_failed", "the device is gone")))
+    assert [(event.choice, event.finish) for event in b.events[1]] == [(0, Finish.ERROR), (1, Finish.ERROR)]
+    assert [event.finish for event in b.events[2]] == [Finish.ERROR]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -160,12 +161,14 @@ def test_late_samples_are_named_and_can_be_postponed(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("drafts", [0, 4])
-def test_a_processor_ends_its_choice(bench: Any, drafts: int) -> None:
+def test_a_processor_ends_its_choice(bench: Any, drafts: int, caplog: pytest.LogCaptureFixture) -> None:
     b = bench(drafts=drafts)
     b.submit(1, range(5), max_new=9, processors=[counting(end=2)])
     b.submit(2, range(50, 55), max_new=9, processors=[counting(wrong=7)])
     counts = {"counts": np.ones(2, np.int32)} if drafts else {}
-    b.step(**counts)
+    with caplog.at_level(logging.ERROR):
+        b.step(**counts)
+    assert [record.exc_info and str(record.exc_info[1]) for record in caplog.records] == ["told to raise"]
     assert (b.events[2][0].finish, b.events[2][0].error) == (
         Finish.ERROR,
         ("internal_error", "logits processor 'counts' failed: RuntimeError: told to raise"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,16 @@ def test_a_whole_prompt_is_computed_in_one_step(bench: Make) -> None:
     assert b.step().n_query.tolist() == [1, 1]
     with pytest.raises(ConfigError, match="--disable_chunked_prefill"):
         bench(batch_tokens=32, chunked=False, max_input_len=33)
+
+
+def test_a_whole_prompt_that_may_not_pause_answers_waits(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    b = bench(batch_tokens=32, chunked=False, max_input_len=32, max_running=4)
+    b.submit(1, range(8), max_new=9)
+    b.step()
+    for number in (2, 3):
+        b.submit(number, range(100 * number, 100 * number + 32))
+    assert [b.step().n_query.tolist() for _ in range(3)] == [[32], [1, 1], [32]]
+    assert not caplog.records, "the policy was not overruled"
 
 
 def test_choices_need_as_many_places(bench: Make) -> None:
@@ -192,7 +203,10 @@ def test_a_lost_engine_ends_everything(bench: Make) -> None:
     b.submit(1, [1], n=2)
     b.submit(2, [2])
     b.plan()
-    b.receive(b.scheduler.abandon(("engine_failed", "the device is gone")))
+    before = time.monotonic()
+    events = b.scheduler.abandon(("engine_failed", "the device is gone"))
+    assert before <= events[0].stamp <= time.monotonic()
+    b.receive(events)
     assert [(e.choice, e.finish) for e in b.events[1]] == [(0, Finish.ERROR), (1, Finish.ERROR)]
     assert b.events[2][0].finish is Finish.ERROR
     assert b.scheduler.idle
@@ -205,7 +219,9 @@ def test_events_go_to_their_owners(bench: Make) -> None:
     b.submit(1, [1])
     b.scheduler.submit(Submit(id=1, prompt=Prompt.of([2]), max_new_tokens=3), owner=5)
     result = StepResult(np.array([7, 8], np.int32), np.ones(2, np.bool_))
+    before = time.monotonic()
     events = b.scheduler.commit(b.plan(), result)
+    assert all(before <= columns.stamp <= time.monotonic() for columns in events.values())
     assert {owner: (e.request, e.tokens, e.cached) for owner, e in events.items()} == {
         0: ([1], [7], {0: 0}),
         5: ([1], [8], {0: 0}),

@@ -90,6 +90,7 @@ def test_sharing_counts_each_granule_once() -> None:
     assert kv.sharing.total == 4
     kv.release(2)
     assert (kv.sharing.total, kv.pool.live, kv.pool.cached) == (0, 0, 10)
+    assert not kv.sharing.per_row.any()
     kv.take(3, hit)
     assert kv.sharing.per_row[3] == 0, "what only the cache held is its own now"
 

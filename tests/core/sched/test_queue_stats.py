@@ -51,3 +51,10 @@ def test_all_answers_of_a_late_request_end(bench: Make) -> None:
     made.submit(2, [3], n=2, received=1.0)
     made.receive(made.scheduler.expire(2.0, LATE))
     assert sorted(event.choice for event in made.events[2]) == [0, 1]
+
+
+def test_slots_are_tokens(bench: Make) -> None:
+    made = bench(granule=4, slots=100)
+    made.submit(1, range(10))
+    made.step()
+    assert made.scheduler.queue_stats().slots == 100 - 4 * made.group.pool.live

@@ -18,7 +18,7 @@ BOTH_CORES := -n 2 --dist worksteal
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
-.PHONY: serve test setup lint type test-unit test-engine test-interpreter test-families test-http test-docs test-wheels \
+.PHONY: serve test setup lint type single-core test-unit test-engine test-interpreter test-families test-http test-docs test-wheels \
 	faults clients compatcanary dashboard-shot mutants docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
@@ -36,7 +36,7 @@ build/become.so: scripts/become.c
 	@mkdir -p $(@D)
 	@-$(CC) -shared -fPIC -o $@ $< 2>/dev/null
 
-test: setup lint type test-unit test-engine test-interpreter test-families test-http faults test-docs test-wheels
+test: setup lint single-core test-unit test-engine test-interpreter test-families test-http faults
 
 setup: $(STAMP) $(MODEL)
 
@@ -52,6 +52,10 @@ lint: setup
 
 type: setup
 	@$(TIMED) type $(BIN)/mypy
+
+# Each of them uses one core.
+single-core: setup
+	@$(MAKE) --no-print-directory -j 2 type test-docs test-wheels
 
 test-unit: setup
 	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/families --ignore=tests/server/http --ignore=tests/faults --ignore=tests/test_docs.py

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, Phase, settings
 settings.register_profile(
     "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
-# scripts/mutants.sh: a mutant that fails is killed, whatever its smallest example is.
+# scripts/mutants.sh: a mutant that fails is killed, whatever its smallest example is, and most that fail at all fail
+# early (see `tests.examples`).
 settings.register_profile("mutants", settings.get_profile("steady"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("steady")
 

@@ -106,21 +106,22 @@ class ChoiceText:
         """
         texts: list[str] = []
         self.starts = []
-        last = len(event.tokens) - 1
-        for i, token_id in enumerate(event.tokens):
+        tokens, finish = event.tokens, event.finish
+        last = len(tokens) - 1
+        for i, token_id in enumerate(tokens):
             self.tokens += 1
             self.starts.append(self._decoded)
-            ends_by_id = i == last and event.finish is _STOP and token_id in self._rules.stop_ids
+            ends_by_id = i == last and finish is _STOP and token_id in self._rules.stop_ids
             texts.append(self._take(token_id, ends_by_id))
-            if self._left == 0 and self.finish is _RUNNING and (i < last or event.finish is _RUNNING):
+            if self._left == 0 and self.finish is _RUNNING and (i < last or finish is _RUNNING):
                 self.finish = Finish.LENGTH
                 texts[-1] += self._flush()
             if self.finish is not _RUNNING:
-                self.must_finish = event.finish is _RUNNING
+                self.must_finish = finish is _RUNNING
                 break
         else:
-            if event.finish is not _RUNNING:
-                self.finish = event.finish
+            if finish is not _RUNNING:
+                self.finish = finish
                 rest = self._flush()
                 if texts:
                     texts[-1] += rest
@@ -193,7 +194,7 @@ class Reducer:
     (time.monotonic()); None before the first.
     """
 
-    __slots__ = ("_bridge", "_cached", "_came", "_removed", "choices", "first", "last", "running", "submits")
+    __slots__ = ("_bridge", "_cached", "_came", "_n", "_removed", "choices", "first", "last", "running", "submits")
 
     def __init__(
         self,
@@ -213,6 +214,7 @@ class Reducer:
         self.running = len(self.choices)
         self.first: float | None = None
         self.last: float | None = None
+        self._n = submits[0].n
         self._bridge = bridge
         self._came = [0.0] * self.running
         self._cached = [0] * len(submits)
@@ -228,8 +230,7 @@ class Reducer:
             self.first = now
         if event.cached > 0:
             self._cached[prompt] = event.cached
-        submit = self.submits[prompt]
-        number = prompt * submit.n + event.choice
+        number = prompt * self._n + event.choice
         choice, came = self.choices[number], self._came[number]
         if event.tokens:
             if came:
@@ -237,7 +238,7 @@ class Reducer:
             self._came[number] = now
         texts = choice.feed(event)
         if choice.must_finish:
-            self._bridge.finish(submit.id, event.choice, choice.tokens)
+            self._bridge.finish(self.submits[prompt].id, event.choice, choice.tokens)
         if choice.finish is not _RUNNING:
             self.running -= 1
         return number, texts
@@ -246,7 +247,7 @@ class Reducer:
         """End a choice here, as a stop string does."""
         choice = self.choices[number]
         if choice.finish is _RUNNING:
-            prompt, i = divmod(number, self.submits[0].n)
+            prompt, i = divmod(number, self._n)
             choice.must_finish = True
             self._bridge.finish(self.submits[prompt].id, i, choice.tokens)
             self.running -= 1

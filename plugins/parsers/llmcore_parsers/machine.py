@@ -12,14 +12,16 @@ def first_tag(text: str, tags: Sequence[str]) -> tuple[str, str, str]:
 
     Without a tag: (text that cannot belong to a tag, "", text that may be the beginning of one).
     """
-    at, found = len(text), ""
+    at, found, held = len(text), "", 0
     for tag in tags:
         place = text.find(tag, 0, at + len(tag) - 1)
         if place >= 0:
             at, found = place, tag
+        elif not found and (size := held_back(text, tag)) > held:
+            held = size
     if found:
         return text[:at], found, text[at + len(found) :]
-    end = len(text) - max(held_back(text, tag) for tag in tags)
+    end = len(text) - held
     return text[:end], "", text[end:]
 
 

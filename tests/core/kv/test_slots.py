@@ -30,6 +30,7 @@ def test_counts_follow_requests_and_cache() -> None:
 def test_distinct_granules_are_named_once() -> None:
     pool = SlotPool(4)
     assert pool.distinct(np.array([3, 0, 2], np.int32))
+    assert pool.distinct(np.array([3, 0, 2, 1], np.int32))
     assert not pool.distinct(np.array([3, 0, 3], np.int32))
     assert not pool.distinct(np.array([0, 1, 2, 3, 0], np.int32)), "more granules than the pool has"
 

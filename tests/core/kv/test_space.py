@@ -65,6 +65,16 @@ def test_a_shared_granule_is_replaced_before_it_is_written() -> None:
     assert (kv.pool.free, kv.sharing.total) == (kv.pool.total, 0)
 
 
+def test_a_granule_that_replaces_a_shared_one_is_its_rows_own() -> None:
+    kv = group(granule=4)
+    kv.grow(rows(0, 3), rows(12, 4), rows(12, 4))
+    kv.take(1, kv.row(0).copy())
+    _, dst = kv.unshare(1, 2) or (-1, -1)
+    assert kv.sharing.per_row.tolist() == [3, 2, 0, 0], "it shares two of three"
+    assert kv.sharing.owners(rows(dst)).tolist() == [1]
+    assert kv.sharing.owners(kv.row(3)).tolist() == [3], "nothing else has another owner"
+
+
 def test_sharing_counts_each_granule_once() -> None:
     kv = group()
     kv.grow(rows(0), rows(10), rows(10))
@@ -80,6 +90,7 @@ def test_sharing_counts_each_granule_once() -> None:
     assert kv.sharing.total == 4
     kv.release(2)
     assert (kv.sharing.total, kv.pool.live, kv.pool.cached) == (0, 0, 10)
+    assert not kv.sharing.per_row.any()
     kv.take(3, hit)
     assert kv.sharing.per_row[3] == 0, "what only the cache held is its own now"
 
@@ -159,6 +170,15 @@ def test_removing_names_those_who_hold_some_of_it() -> None:
     assert kv.match(b"", np.arange(8)).tokens == 3
     assert kv.remove(b"", np.arange(8), 0, rows()).tolist() == []
     kv.check()
+
+
+def test_removing_looks_at_every_group() -> None:
+    kv = space(1, 1)
+    fill(kv, 0, 8)
+    kv.enter(b"", np.arange(8), 0)
+    kv.take(2, kv.match(b"", np.arange(4)))
+    kv.groups[1].remove(b"", np.arange(8), 0)
+    assert kv.remove(b"", np.arange(8), 3, rows(0, 2)).tolist() == [0, 2], "only the first group still had it"
 
 
 def test_room_must_be_there_in_every_group() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from llmcore.api import RequestError, SamplingParams, Submit
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, BeamSearch, Finish, Prompt
-from llmcore.sched.beam_search import Beams, Continuation, check_search
+from llmcore.sched.beam_search import Beams, Continuation, candidates, check_search, considered, searching
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "penalty": ({"sampling": SamplingParams(presence_penalty=1.0)}, "presence_penalty", "own probabilities"),
@@ -77,6 +77,27 @@ def test_an_abort_ends_all_beams(bench: Any) -> None:
     b.scheduler.abort(0, 1)
     b.commit(plan)
     assert b.scheduler.idle and b.group.pool.live == 0 and 1 not in b.events
+
+
+@pytest.mark.parametrize(
+    ("fields", "looked_at", "of_each_beam"),
+    [
+        ({}, 4, 4),
+        ({"stop_ids": (9,)}, 4, 4),
+        ({"stop_ids": (7, 8, 9)}, 8, 8),
+        ({"stop_ids": (7, 8, 9), "min_new_tokens": 1}, 8, 11),
+        ({"min_new_tokens": 1}, 4, 4),
+        ({"sampling": SamplingParams(logprobs=20)}, 4, 20),
+    ],
+)
+def test_as_many_candidates_are_computed_as_may_be_needed(
+    fields: dict[str, Any], looked_at: int, of_each_beam: int
+) -> None:
+    submit = search(**fields)
+    assert (considered(submit), candidates(submit)) == (looked_at, of_each_beam)
+    computed = searching(submit)
+    assert computed.sampling == SamplingParams(temperature=0.0, logprobs=of_each_beam)
+    assert computed.min_new_tokens == 0 and computed.stop_ids == submit.stop_ids
 
 
 # --- the search itself -----------------------------------------------------------------------------------------
@@ -149,15 +170,47 @@ def test_log_probabilities_of_every_place_go_with_a_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("early", "penalty", "over"),
-    [(True, 1.0, True), (False, 1.0, True), (None, 1.0, False), (None, 0.0, True), (False, 0.0, True)],
+    ("early", "penalty", "most", "over"),
+    [
+        (True, 1.0, 10, True),
+        (False, 1.0, 10, True),
+        (None, 1.0, 10, False),
+        (None, 1.0, 2, False),
+        (None, 0.0, 10, True),
+        (False, 0.0, 10, True),
+    ],
 )
-def test_when_a_search_is_over(early: bool | None, penalty: float, over: bool) -> None:
-    """Two answers ended with -0.5 and -1, and the best beam has -1.5: it would be better in ten tokens' time."""
-    beams = Beams(search(stop_ids=(9, 8), max_new_tokens=10, beams=BeamSearch(2, penalty, early)))
-    children = hear(beams, ([9, 8, 1, 2, 3, 4], [-0.5, -1.0, -1.5, -2.0, -3.0, -4.0]))
+def test_when_a_search_is_over(early: bool | None, penalty: float, most: int, over: bool) -> None:
+    """Two answers ended with -0.5 and -1, and the best beam has -1.5: it would be better in two tokens' time. The
+    other one, with -2.5, would be in three."""
+    beams = Beams(search(stop_ids=(9, 8), max_new_tokens=most, beams=BeamSearch(2, penalty, early)))
+    children = hear(beams, ([9, 8, 1, 2, 3, 4], [-0.5, -1.0, -1.5, -2.5, -3.0, -4.0]))
     assert (children is None) == over
     assert answered(beams) == [([9], Finish.STOP, -0.5)]
+    assert beams.answers()[0].path.top == (), "no log-probabilities were asked for"
+
+
+def test_a_beam_that_is_as_good_as_the_worst_answer_does_not_go_on() -> None:
+    beams = Beams(search(stop_ids=(9, 8)))
+    assert hear(beams, ([9, 8, 1, 2, 3, 4], [-0.5, -1.0, -1.0, -2.0, -3.0, -4.0])) is None
+
+
+def best_of_four(b: Any) -> Any:
+    """A step of a search in which every beam hears the same four tokens, and goes on best with the first."""
+    plan = b.plan()
+    ids = np.tile(np.arange(4, dtype=np.int32), (plan.sample_row.size, 1))
+    best = np.tile(np.float32([-0.125, -2, -3, -4]), (plan.sample_row.size, 1))
+    best[1:, 0] = -0.0625
+    b.commit(plan, logprobs=best[:, 0], top_ids=ids, top_logprobs=best)
+    return plan
+
+
+def test_a_beam_that_stays_in_its_place_sends_no_table_rows(bench: Any) -> None:
+    b = bench()
+    b.submit(1, range(10), max_new=4, n=2, beams=BeamSearch(2))
+    assert [best_of_four(b).writes[0].index.size for _ in range(4)] == [10, 1 + 11, 2, 2]
+    assert [event.logprobs for event in b.events[1]] == [(), ()]
+    assert b.scheduler.totals.output_tokens == 8
 
 
 def test_a_search_that_starts_again_knows_nothing() -> None:
@@ -167,3 +220,23 @@ def test_a_search_that_starts_again_knows_nothing() -> None:
     beams.restart()
     assert placed(hear(beams, FIRST)) == [(0, [1], -1.0), (0, [2], -2.0)]
     assert beams.answers() == []
+
+
+def test_log_probabilities_come_to_the_searches_that_asked_for_them(bench: Any) -> None:
+    b = bench()
+    for number, logprobs in enumerate([None, 1, None]):
+        sampling = SamplingParams(logprobs=logprobs)
+        b.submit(number, range(10 * number, 10 * number + 5), max_new=1, sampling=sampling, beams=BeamSearch(2))
+    best_of_four(b)
+    assert [b.events[number][0].logprobs for number in range(3)] == [(0.0,), (-0.0625,), (0.0,)]
+    assert [b.events[number][0].top for number in range(3)] == [(), (((0, -0.0625),),), ()]
+
+
+def test_all_beams_end_with_their_search_and_others_are_told_too(bench: Any) -> None:
+    b = bench()
+    b.submit(1, range(10), max_new=4, n=2, beams=BeamSearch(2))
+    best_of_four(b)
+    b.submit(2, [50])
+    b.receive(b.scheduler.abandon(("engine_failed", "the device is gone")))
+    assert [(event.choice, event.finish) for event in b.events[1]] == [(0, Finish.ERROR), (1, Finish.ERROR)]
+    assert [event.finish for event in b.events[2]] == [Finish.ERROR]

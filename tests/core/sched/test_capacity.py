@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -132,3 +132,119 @@ def test_drafts_may_take_the_last_slot(bench: Make) -> None:
         b.submit(1, [1, 2, 3], max_new=4)
         b.commit(b.plan(), counts=np.ones(1, np.int32))
         assert b.plan().n_query.tolist() == drafts, slots
+
+
+class Recorded(Capped):
+    """Writes down what it is asked, and answers what it is told."""
+
+    asked: ClassVar[list[list[Any]]] = []
+    answer: int | None = None
+
+    def totals(self, produced: Any, max_new: Any, ignore_eos: Any, used: float) -> Any:
+        self.asked.append([produced.tolist(), max_new.tolist(), ignore_eos.tolist(), used])
+        totals = super().totals(produced, max_new, ignore_eos, used)
+        return totals if self.answer is None else np.full_like(totals, self.answer)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limits", "steps"),
+    [
+        (10, {"chunk_tokens": 4}, 2),  # 6 in chunks of 4
+        (10, {"chunk_tokens": 5}, 1),
+        (30, {"batch_tokens": 12, "chunk_tokens": 12}, 4),  # 18 beside 7 others: chunks of 5
+        (40, {"chunk_tokens": 20, "stall_tokens": 6}, 4),  # 20 in chunks of 6
+        (290, {"batch_tokens": 400, "chunk_tokens": 145, "stall_tokens": 200}, 2),  # at least 136, half a tile less
+        (290, {"batch_tokens": 400, "chunk_tokens": 145, "stall_tokens": 209}, 1),
+        (200, {"batch_tokens": 400, "chunk_tokens": 100, "stall_tokens": 128}, 2),  # at least 64
+        (200, {"batch_tokens": 400, "chunk_tokens": 100, "stall_tokens": 127}, 1),
+        (30, {"chunk_tokens": 14, "granule": 4}, 2),  # 18 in chunks of 12, of whole granules
+        (33, {"batch_tokens": 15, "chunk_tokens": 15, "granule": 8}, 3),  # 17 in chunks of 7 at most, so of a granule
+    ],
+)
+def test_the_steps_of_a_prompt_are_foreseen(bench: Make, prompt: int, limits: dict[str, Any], steps: int) -> None:
+    """After its first chunk. It has all slots of its prompt then, and takes one more a step, in granules."""
+    b = bench(max_input_len=290, max_total_len=300, **limits)
+    b.submit(1, range(prompt), max_new=9)
+    b.step()
+    granule = limits.get("granule", 1)
+    assert b.scheduler.load().peak == sum(-(-part // granule) for part in (prompt - 1, steps + 8)) * granule
+
+
+@pytest.mark.parametrize(
+    ("limits", "slots"),
+    [
+        ({}, 99),  # the other's 10, and 49; one for the prompt's only step, 19 more, and as many of the other
+        ({"chunk_tokens": 25}, 101),  # two steps
+        ({"chunked": False, "max_input_len": 60}, 101),  # it may wait a step
+        ({"ahead": 3}, 105),
+    ],
+)
+def test_another_is_admitted_if_the_peak_allows_it(bench: Make, limits: dict[str, Any], slots: int) -> None:
+    for more, running in ((0, 2), (-1, 1)):
+        b = bench(slots=slots + more, **limits)
+        b.submit(1, range(100, 110), max_new=31)
+        b.step()
+        b.submit(2, range(50), max_new=20)
+        assert b.step().request.size == running, slots + more
+
+
+@pytest.mark.parametrize(
+    ("prompt", "granules"),
+    [
+        (10, 3 + 1 + 2 * 6),  # of 4 slots: the prompt's, one for a copy of its end, and 21 slots each
+        (9, 2 + 1 + 2 * 6),
+        (8, 2 + 0 + 2 * 5),
+    ],
+)
+def test_choices_that_will_fork_count_before_they_do(bench: Make, prompt: int, granules: int) -> None:
+    b = bench(granule=4, chunk_tokens=4)
+    b.submit(1, range(prompt), max_new=20, n=2)
+    b.step()
+    assert b.scheduler.load().peak == granules * 4
+
+
+def test_the_estimator_is_asked_when_another_may_join(bench: Make) -> None:
+    """About all that runs, then about the other; with the share of KV that is in use."""
+    Recorded.asked.clear()
+    b = bench(slots=100, estimator=Recorded, capped_new_tokens=5)
+    b.submit(1, range(10), max_new=20, stop_ids=(9,))
+    b.step()
+    assert Recorded.asked == [[[0], [20], [False], 0.0]]
+    used = b.scheduler.load().kv_live / 100
+    b.submit(2, range(50, 55), max_new=3)
+    b.step()
+    assert Recorded.asked[1:] == [[[1], [20], [False], used], [[0], [3], [True], used]]
+    more = b.scheduler.load().kv_live / 100
+    b.submit(3, range(60, 65), max_new=3)
+    b.step()
+    assert Recorded.asked[3:] == [[[2, 1], [20, 3], [False, True], more], [[0], [3], [True], more]]
+    assert more > used > 0.1
+
+
+def test_an_answer_that_is_longer_than_foreseen_needs_a_slot_more(bench: Make) -> None:
+    """Of 5 foreseen tokens there are 8, and the last one has no slot yet."""
+    b = bench(estimator=Capped, capped_new_tokens=5)
+    b.submit(1, range(10), max_new=50, stop_ids=(9,))
+    for _ in range(8):
+        b.step()
+    assert b.scheduler.load().peak == 10 + 8
+
+
+@pytest.mark.parametrize("answer", [-3, 0, 99])
+def test_what_an_estimator_says_is_clipped_to_what_can_be(bench: Make, answer: int) -> None:
+    """They hold 14 slots, and need five more each; or one more each, if an answer was to end before it is."""
+    estimator = type("Estimator", (Recorded,), {"answer": answer})
+    for slots, running in ((23, 1), (24, 2)) if answer == 99 else ((15, 1), (16, 2)):
+        b = bench(slots=slots, estimator=estimator)
+        b.submit(1, range(10), max_new=6)
+        b.step()
+        b.submit(2, range(50, 55), max_new=6)
+        assert b.step().request.size == running, slots
+
+
+def test_what_is_foreseen_of_one_is_not_of_another(bench: Make) -> None:
+    b = bench()
+    b.submit(1, range(10), max_new=20)
+    b.submit(2, range(50, 60), max_new=5)
+    b.step()
+    assert b.scheduler.load().peak == 10 + 19, "with both it is 20 + 2 * 4"

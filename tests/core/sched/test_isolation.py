@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ def test_an_abort_frees_its_slots_at_once(bench: Make) -> None:
     assert 1 not in b.events
     b.drain()
     assert len(b.events[2]) == 9
-    assert b.scheduler.load().aborts == 1
+    b.submit(3, [1])
+    b.scheduler.abort(0, 3)
+    assert b.scheduler.load().aborts == 2
 
 
 def test_a_text_stop_ends_a_choice_and_caches_up_to_it(bench: Make) -> None:
@@ -135,6 +138,18 @@ def test_a_request_that_failed_is_named_in_the_log_once(bench: Make, caplog: pyt
     )
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"request chat-7 {why}", f"request chat-8, choice 0 {why}"]
+    assert b.scheduler.totals.failed_requests == 2
+
+
+def test_a_request_that_cannot_be_done_is_not_a_failure(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    b = bench()
+    b.submit(1, range(10), request_id="chat-7")
+    plan = b.plan()
+    with caplog.at_level(logging.INFO):
+        b.scheduler.expel(plan, {int(plan.request[0]): ("invalid_value", "no token is allowed")})
+    (record,) = caplog.records
+    assert (record.levelno, record.getMessage()) == (logging.INFO, "request chat-7 asked for what cannot be done")
+    assert b.scheduler.totals.failed_requests == 0 and b.scheduler.idle is False
 
 
 def test_a_request_that_is_never_tried_alone_ends_after_three_failed_steps(bench: Make) -> None:
@@ -147,3 +162,20 @@ def test_a_request_that_is_never_tried_alone_ends_after_three_failed_steps(bench
         b.scheduler._isolation.dismiss()
     b.receive(b.scheduler.fail(b.plan(), BAD_LUCK))
     assert [event.error for i in (1, 2) for event in b.events[i]] == [BAD_LUCK] * 2
+
+
+def test_rows_that_are_not_finite_are_looked_at_one_by_one(bench: Make) -> None:
+    """The first has gone, the second may have taken wrong KV from the cache, and the third is at fault."""
+    b = bench(ahead=1)
+    b.submit(1, range(20), max_new=1)
+    b.drain()
+    b.submit(2, range(50, 60))
+    b.submit(3, [*range(20), 30])
+    b.submit(4, range(70, 80))
+    plan = b.plan()
+    b.scheduler.abort(0, 2)
+    b.commit(plan, finite=[False] * 3)
+    assert [event.finish for event in b.events[4]] == [Finish.ERROR]
+    assert 3 not in b.events and b.step().start.tolist() == [0]
+    b.drain()
+    assert len(b.events[3]) == 4

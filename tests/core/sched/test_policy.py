@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from llmcore.api.sched import Decision, SchedulerLimits, SchedulerView
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
 from llmcore.kv.space import KVGroup
-from llmcore.sched.policy import GuardedEstimator, GuardedManager
+from llmcore.sched.policy import GuardedEstimator, GuardedManager, oldest_first
 
 Make = Any
 Plan = Callable[[SchedulerView], Decision]
@@ -315,3 +316,68 @@ def test_more_decode_rows_than_a_step_has_tokens_wait_for_their_turn(bench: Make
         b.submit(i, [i], max_new=6)
     b.drain()
     assert [len(b.events[i]) for i in range(6)] == [6] * 6
+
+
+def test_what_a_policy_sees_of_candidates(bench: Make) -> None:
+    seen: list[list[tuple[int, ...]]] = []
+
+    class Patient(FCFS):
+        def plan(self, view: SchedulerView) -> Decision:
+            seen.append([(c.tokens, c.cached, c.max_new, c.choices, c.waited) for c in view.waiting()])
+            return super().plan(view) if len(seen) in (1, 5) else everyone(view)
+
+    b = bench(policy=Patient)
+    b.submit(1, range(10), max_new=9)
+    b.step()
+    b.submit(2, range(20), max_new=5, n=3)
+    b.submit(3, range(50, 54), max_new=6, produced=(7, 8))
+    for _ in range(4):
+        b.step()
+    assert seen[0] == [(10, 0, 9, 1, 0)]
+    assert seen[1:] == [[(20, 10, 5, 3, waited), (6, 0, 4, 1, waited)] for waited in range(4)]
+    assert b.scheduler.load().running == 5
+
+
+def test_a_candidate_that_waits_for_another_lets_others_pass(bench: Make) -> None:
+    b = bench(chunk_tokens=8)
+    b.submit(1, range(40))
+    b.submit(2, range(40))
+    b.submit(3, range(50, 60))
+    assert b.step().request.size == 2
+    assert [choice.request.submit.id for choice in b.scheduler._state.queue] == [2]
+    b.drain()
+    assert b.scheduler.load().cached_tokens == 39
+
+
+@pytest.mark.parametrize(
+    ("whole", "n_query"),
+    [
+        (False, [1, 8, 3]),  # chunks of 8 in a step of 12
+        (True, [1, 8]),  # the third does not fit whole
+    ],
+)
+def test_the_fallback_computes_what_runs_in_order(whole: bool, n_query: list[int]) -> None:
+    remaining = column(1, 8, 9, 1)
+    view = SimpleNamespace(running=column(5, 3, 4, 6), remaining=remaining, chunk=8, budget=12, whole=whole)
+    decision = oldest_first(view)  # type: ignore[arg-type]
+    assert (decision.rows.tolist(), decision.n_query.tolist()) == ([5, 3, 4][: len(n_query)], n_query)
+    assert decision.n_query.dtype == np.int32 and not decision.admit
+
+
+@pytest.mark.parametrize(("chunk", "budget", "first"), [(8, 12, 8), (64, 12, 12), (64, 64, 25), (64, 5, 5)])
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_fallback_admits_the_head_of_the_queue_if_nothing_runs(
+    chunk: int, budget: int, first: int, fits: bool
+) -> None:
+    waiting = [SimpleNamespace(index=i, tokens=30 + i, cached=5) for i in range(2)]
+    view = SimpleNamespace(
+        running=column(),
+        remaining=column(),
+        chunk=chunk,
+        budget=budget,
+        whole=False,
+        waiting=lambda: iter(waiting),
+        fits=lambda candidate: fits,
+    )
+    decision = oldest_first(view)  # type: ignore[arg-type]
+    assert (decision.rows.size, decision.admit) == (0, [(0, first)] * fits)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llmcore.api import RequestError
 from llmcore.api.sched import Decision, RequestInfo, SchedulerView
@@ -16,6 +16,8 @@ from llmcore.builtin.estimators import Capped
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.priority import Priority
 from llmcore_devtools.simulator import Scenario, simulate
+
+from tests.examples import examples
 
 MakeBench = Callable[..., Any]
 
@@ -97,7 +99,7 @@ def test_it_is_never_overruled(bench: MakeBench, caplog: pytest.LogCaptureFixtur
     assert not caplog.records and len(engine.events) == 200
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     seed=st.integers(0, 10_000),
     slots=st.sampled_from([96, 192]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -159,13 +160,38 @@ def test_late_samples_are_named_and_can_be_postponed(bench: Any) -> None:
     assert [len(b.events[i]) for i in (1, 2)] == [3, 3]
 
 
+def test_a_postponed_row_that_another_had_before_gets_nothing(bench: Any) -> None:
+    b = bench(ahead=1)
+    b.submit(1, range(5), max_new=1)
+    b.drain()
+    b.submit(2, range(50, 55), max_new=3, processors=[counting()])
+    plan = b.plan()
+    b.scheduler.postpone(plan, [int(plan.request[0])])
+    b.commit(plan)
+    assert 2 not in b.events
+    b.drain()
+    assert len(b.events[2]) == 3
+
+
+def test_an_answer_may_end_by_a_processor_and_another_by_a_stop_id(bench: Any) -> None:
+    b = bench()
+    mine = counting(end=1)
+    b.submit(1, range(5), max_new=9, processors=[mine])
+    b.submit(2, range(50, 55), max_new=9, stop_ids=(7,))
+    b.step()
+    assert [b.events[number][0].finish for number in (1, 2)] == [Finish.STOP] * 2
+    assert mine.dropped is True
+
+
 @pytest.mark.parametrize("drafts", [0, 4])
-def test_a_processor_ends_its_choice(bench: Any, drafts: int) -> None:
+def test_a_processor_ends_its_choice(bench: Any, drafts: int, caplog: pytest.LogCaptureFixture) -> None:
     b = bench(drafts=drafts)
     b.submit(1, range(5), max_new=9, processors=[counting(end=2)])
     b.submit(2, range(50, 55), max_new=9, processors=[counting(wrong=7)])
     counts = {"counts": np.ones(2, np.int32)} if drafts else {}
-    b.step(**counts)
+    with caplog.at_level(logging.ERROR):
+        b.step(**counts)
+    assert [record.exc_info and str(record.exc_info[1]) for record in caplog.records] == ["told to raise"]
     assert (b.events[2][0].finish, b.events[2][0].error) == (
         Finish.ERROR,
         ("internal_error", "logits processor 'counts' failed: RuntimeError: told to raise"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -51,3 +52,25 @@ def test_all_answers_of_a_late_request_end(bench: Make) -> None:
     made.submit(2, [3], n=2, received=1.0)
     made.receive(made.scheduler.expire(2.0, LATE))
     assert sorted(event.choice for event in made.events[2]) == [0, 1]
+
+
+def test_slots_are_tokens(bench: Make) -> None:
+    made = bench(granule=4, slots=100)
+    made.submit(1, range(10))
+    made.step()
+    assert made.scheduler.queue_stats().slots == 100 - 4 * made.group.pool.live
+
+
+def test_a_snapshot_has_every_total_and_what_waits(bench: Make) -> None:
+    made = bench(max_running=1, slots=100, granule=2)
+    made.submit(1, range(10))
+    made.submit(2, [1, 2, 3])
+    made.step()
+    totals = [field.name for field in fields(made.scheduler.totals) if field.name != "late_masks"]
+    for figure, name in enumerate(totals, start=50):
+        setattr(made.scheduler.totals, name, figure)
+    load = made.scheduler.load()
+    assert [getattr(load, name) for name in totals] == [*range(50, 50 + len(totals))]
+    assert (load.running, load.waiting, load.waiting_tokens, load.kv_total) == (1, 1, 3, 100)
+    assert load.cache == {"granules": 5, "nodes": 1} == made.group.manager.stats()
+    assert load.kv_live + load.kv_cached + load.kv_free == 100

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from llmcore.api import ConfigError, Finish, Prompt, RequestError, SamplingParams, Submit
+from llmcore.builtin.estimators import Conservative
 from llmcore.builtin.radix import NoCache
 from llmcore.sched.plan import StepResult
 
@@ -45,6 +47,16 @@ def test_a_whole_prompt_is_computed_in_one_step(bench: Make) -> None:
     assert b.step().n_query.tolist() == [1, 1]
     with pytest.raises(ConfigError, match="--disable_chunked_prefill"):
         bench(batch_tokens=32, chunked=False, max_input_len=33)
+
+
+def test_a_whole_prompt_that_may_not_pause_answers_waits(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    b = bench(batch_tokens=32, chunked=False, max_input_len=32, max_running=4)
+    b.submit(1, range(8), max_new=9)
+    b.step()
+    for number in (2, 3):
+        b.submit(number, range(100 * number, 100 * number + 32))
+    assert [b.step().n_query.tolist() for _ in range(3)] == [[32], [1, 1], [32]]
+    assert not caplog.records, "the policy was not overruled"
 
 
 def test_choices_need_as_many_places(bench: Make) -> None:
@@ -92,6 +104,30 @@ def test_the_same_prompt_waits_instead_of_being_computed_twice(bench: Make) -> N
     assert b.scheduler.load().cached_tokens == 3 * 49
 
 
+@pytest.mark.parametrize(
+    ("common", "size", "waits"), [(5, 10, True), (4, 10, False), (64, 190, True), (63, 190, False)]
+)
+def test_half_a_prompt_or_64_tokens_of_another_are_worth_waiting_for(
+    bench: Make, common: int, size: int, waits: bool
+) -> None:
+    b = bench(batch_tokens=512, chunk_tokens=256, slots=2000)
+    b.submit(1, range(1000, 1000 + size + 1))
+    b.submit(2, [*range(1000, 1000 + common), *range(5000, 5000 + size + 1 - common)])
+    assert b.step().request.size == 1 + (not waits)
+
+
+@pytest.mark.parametrize(("common", "waits"), [(4, True), (3, False)])
+def test_behind_a_prefix_hit_only_the_rest_counts(bench: Make, common: int, waits: bool) -> None:
+    """Eight tokens remain behind the hit, of which one is always computed."""
+    b = bench()
+    b.submit(1, range(20), max_new=1)
+    b.drain()
+    b.submit(2, [*range(20), *range(100, 109)])
+    b.submit(3, [*range(20), *range(100, 100 + common), *range(200, 209 - common)])
+    plan = b.step()
+    assert plan.start.tolist() == [20] * (1 + (not waits))
+
+
 def test_an_accidental_common_token_makes_nobody_wait(bench: Make) -> None:
     b = bench()
     b.submit(1, [0, *range(100, 120)])
@@ -102,7 +138,7 @@ def test_an_accidental_common_token_makes_nobody_wait(bench: Make) -> None:
 def test_stop_ids_count_only_after_min_new_tokens(bench: Make) -> None:
     b = bench()
     b.submit(1, [1, 2], max_new=9, min_new_tokens=2, stop_ids=(7, 8))
-    b.submit(2, [3, 4], max_new=9, stop_ids=tuple(range(7, 30)))
+    b.submit(2, [3, 4], max_new=9, stop_ids=tuple(range(30, 6, -1)))
     for _ in range(3):
         b.step()
     assert [e.finish for e in b.events[1]] == [Finish.RUNNING, Finish.RUNNING, Finish.STOP]
@@ -192,7 +228,10 @@ def test_a_lost_engine_ends_everything(bench: Make) -> None:
     b.submit(1, [1], n=2)
     b.submit(2, [2])
     b.plan()
-    b.receive(b.scheduler.abandon(("engine_failed", "the device is gone")))
+    before = time.monotonic()
+    events = b.scheduler.abandon(("engine_failed", "the device is gone"))
+    assert before <= events[0].stamp <= time.monotonic()
+    b.receive(events)
     assert [(e.choice, e.finish) for e in b.events[1]] == [(0, Finish.ERROR), (1, Finish.ERROR)]
     assert b.events[2][0].finish is Finish.ERROR
     assert b.scheduler.idle
@@ -205,8 +244,35 @@ def test_events_go_to_their_owners(bench: Make) -> None:
     b.submit(1, [1])
     b.scheduler.submit(Submit(id=1, prompt=Prompt.of([2]), max_new_tokens=3), owner=5)
     result = StepResult(np.array([7, 8], np.int32), np.ones(2, np.bool_))
+    before = time.monotonic()
     events = b.scheduler.commit(b.plan(), result)
+    assert all(before <= columns.stamp <= time.monotonic() for columns in events.values())
+    assert b.scheduler.load().steps == 1
     assert {owner: (e.request, e.tokens, e.cached) for owner, e in events.items()} == {
         0: ([1], [7], {0: 0}),
         5: ([1], [8], {0: 0}),
     }
+
+
+def test_the_estimator_hears_how_long_answers_were(bench: Make) -> None:
+    heard: list[int] = []
+
+    class Listens(Conservative):
+        def observe(self, produced: int) -> None:
+            heard.append(produced)
+
+    b = bench(estimator=Listens)
+    b.submit(1, range(10), max_new=3)
+    b.submit(2, range(50, 55), max_new=5)
+    b.drain()
+    assert heard == [3, 5] and b.scheduler.load().steps == 5
+
+
+def test_counts_that_contradict_each_other_are_found(bench: Make) -> None:
+    b = bench()
+    b.submit(1, range(10))
+    b.step()
+    b.scheduler.check()
+    b.scheduler._state.table.known[0] += 1
+    with pytest.raises(AssertionError, match="more tokens are known than there can be"):
+        b.scheduler.check()

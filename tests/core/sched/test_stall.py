@@ -82,6 +82,10 @@ def test_a_large_step_fills_the_tiles_of_matrix_products(
     assert engine.plan().n_tokens == total
 
 
+def test_a_whole_tile_is_rounded_with_the_answers() -> None:
+    assert [beside_answers(tokens, 3) for tokens in (TILE - 1, TILE)] == [TILE - 1, TILE - 3]
+
+
 @given(tokens=st.integers(1, 3000), answers=st.integers(0, 1000))
 def test_rounding_to_tiles_takes_at_most_half_a_tile(tokens: int, answers: int) -> None:
     beside = beside_answers(tokens, answers)

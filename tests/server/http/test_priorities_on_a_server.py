@@ -20,7 +20,7 @@ PATIENCE = 60.0
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_fake_model(tmp_path_factory.mktemp("models") / "fake", step_delay=0.002)
+    return write_fake_model(tmp_path_factory.mktemp("models") / "fake", step_delay=0.02)
 
 
 @pytest.fixture

@@ -301,8 +301,7 @@ class Generation:
                 return
             number, texts = self._reducer.feed(prompt, event)
             choice = self.choices[number]
-            parser, single_call = choice.parser, self.request.single_call
-            if parser is not None and choice.parse(parser, texts, single_call=single_call):
+            if choice.parser is not None and choice.parse(choice.parser, texts, single_call=self.request.single_call):
                 self._reducer.stop(number)
             writer.write(choice, event, texts)
             if not self._reducer.running:

@@ -11,7 +11,7 @@ from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Checkpoint, QuantMethod
 from llmcore.api.specs import PluginInfo, QuantMethodSpec
 from llmcore.registry.loader import load
-from llmcore.registry.registry import Registry, either_of, fix_for
+from llmcore.registry.registry import Registry, either_of, fix_for, known_plugins
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,12 @@ def _reader(registry: Registry, quantization: Mapping[str, Any]) -> QuantMethodS
         raise ConfigError(
             f"the weights are quantized with {describe(quantization)}, which is read by {either_of(found)}, or give a "
             "mode that pins one"
+        )
+    name = quantization.get("quant_method")
+    if dist := known_plugins().get(str(name)):
+        raise ConfigError(
+            f"the weights are quantized with {describe(quantization)}, which {dist} reads, and it is not active: "
+            f"pip install {dist}, and let --plugins select it"
         )
     known = [spec for spec, _ in registry.specs(QuantMethodSpec) if spec.reads is not None]
     methods = "; ".join(f"{spec.name}: {spec.summary}" for spec in known) or "none"

@@ -73,11 +73,17 @@ def test_a_pin_decides() -> None:
     [
         (
             [W4, AT_LOAD],
-            {"quant_method": "awq", "bits": 4},
+            {"quant_method": "w3", "bits": 4},
             None,
-            r"'awq' \(bits 4\), .*no plugin.*\(methods: w4: four",
+            r"'w3' \(bits 4\), .*no plugin.*\(methods: w4: four",
         ),
-        ([], {"quant_method": "awq"}, None, r"\(methods: none\); install one that does, or use .*unquantized"),
+        (
+            [],
+            {"quant_method": "awq"},
+            None,
+            r"'awq', which plugin-quantization reads, .* not active: pip install",
+        ),
+        ([], {"quant_method": "w3"}, None, r"\(methods: none\); install one that does, or use .*unquantized"),
         ([W4], {"bits": 4}, None, "a quantization_config without quant_method"),
         ([W4], "w4", None, "quantization_config in the model's config.json is 'w4' and has to be an object"),
         ([W4, OTHER], {"quant_method": "w4"}, None, "read by w4 of plugin 'mine', other of plugin 'mine'; leave one"),

@@ -14,6 +14,7 @@ import torch
 from llmcore.api import ConfigError
 from llmcore.weights.quant import find_quantization
 from llmcore.weights.source import open_checkpoint
+from llmcore_devtools import check_plugin
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.loaded_model import registry_for_tests
 from llmcore_quantization import canonical, checkpoint
@@ -477,3 +478,8 @@ def test_experts_of_gpt_oss_without_blocks(tmp_path: Path) -> None:
     packers.write(tmp_path, {"quantization_config": {"quant_method": "mxfp4"}}, tensors)
     with pytest.raises(ConfigError, match="down_proj_blocks is not there; it has to be"):
         Opened(tmp_path)
+
+
+def test_the_contracts_are_kept(tmp_path: Path) -> None:
+    folders = [saved(tmp_path / str(index), case)[0] for index, case in enumerate(CASES.values())]
+    assert check_plugin(REGISTRY, "quantization", folders)["register_quant_methods"] == 5

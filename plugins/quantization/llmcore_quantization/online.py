@@ -68,13 +68,6 @@ class Online:
             layers = self._config.get(key, [])
             if not isinstance(layers, list) or not all(isinstance(layer, int) for layer in layers):
                 raise ConfigError(f"{key} in config.json is {layers!r} and has to be a list of the numbers of layers")
-        parameters = sum(prod(shape) for shape, _ in checkpoint.sizes().values())
-        if self._recipe.scheme.codes == "u4" and 0 < parameters < SMALL:
-            logger.warning(
-                "The model has %.2g billion parameters. Rounding to 4 bits costs models below 1 billion much of their "
-                "quality; a mode with 8 bits costs little.",
-                parameters / SMALL,
-            )
         return OnlineCheckpoint(checkpoint, self._recipe, self._modules, device)
 
     def method_for(self, modules: Sequence[str]) -> Quantized | None:
@@ -124,6 +117,13 @@ class OnlineCheckpoint:
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
         """Each tensor's name with a function that reads it. The function works until the caller asks for the next."""
         stored = self._inner.sizes()
+        parameters = sum(prod(shape) for shape, _ in stored.values())
+        if self._recipe.scheme.codes == "u4" and parameters < SMALL:
+            logger.warning(
+                "The model has %d million parameters. Rounding to 4 bits costs models below 1 billion much of their "
+                "quality; a mode with 8 bits costs little.",
+                parameters // 1_000_000,
+            )
         for name, read in self._inner.tensors():
             if (module := self._module(name)) is None:
                 yield name, read

@@ -29,6 +29,7 @@ FP8 = {
     "weight_block_size": list(BLOCK),
     "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.down_proj"],
 }
+CPU = torch.device("cpu")
 REGISTRY = registry_for_tests()
 
 
@@ -124,7 +125,7 @@ def test_the_checkpoint_keeps_the_contracts(model: tuple[Path, Any]) -> None:
     _, config = read_model(REGISTRY, stored.config(), "bf16")
     found = find_quantization(REGISTRY, stored.config(), config)
     assert found is not None and found.name == "fp8-block"
-    for name, read in unquantized(found, stored).tensors():
+    for name, read in unquantized(found, stored, CPU).tensors():
         dtype = torch.bfloat16 if converted(name) else torch.float32
         assert read().dtype == dtype and torch.equal(read(), theirs.get_parameter(name).to(dtype)), name
 
@@ -146,7 +147,7 @@ def test_scales_of_other_types(tmp_path: Path) -> None:
     for dtype in (torch.bfloat16, torch.float8_e8m0fnu):
         tensors = {"w.weight": weight, "w.weight_scale_inv": scale.to(dtype)}
         stored = open_checkpoint(REGISTRY, write(tmp_path, {}, {"m.safetensors": tensors}))
-        ((_, row),) = [(name, read()[0]) for name, read in make(FP8, CONFIG).checkpoint(stored).tensors()]
+        ((_, row),) = [(name, read()[0]) for name, read in make(FP8, CONFIG).checkpoint(stored, CPU).tensors()]
         assert row.tolist() == [1.0] * 32 + [8.0] * 8
 
 
@@ -185,7 +186,7 @@ WEIGHT = torch.ones(17, 33).to(torch.float8_e4m3fn)
 def test_tensors_that_contradict_the_config(tmp_path: Path, tensors: Mapping[str, torch.Tensor], message: str) -> None:
     stored = open_checkpoint(REGISTRY, write(tmp_path, {}, {"m.safetensors": tensors}))
     with pytest.raises(ConfigError, match=message):
-        make(FP8, CONFIG).checkpoint(stored)
+        make(FP8, CONFIG).checkpoint(stored, CPU)
 
 
 def test_experts_are_dequantized_one_by_one(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcore.api.errors import ConfigError, PluginError
 from llmcore.api.models import ModelConfig
@@ -12,6 +12,9 @@ from llmcore.api.protocols import Checkpoint, QuantMethod
 from llmcore.api.specs import PluginInfo, QuantMethodSpec
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry, either_of, fix_for
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,9 @@ def find_quantization(
     return Quantized(spec.name, _make(registry, spec, quantization or options or {}, config))
 
 
-def unquantized(quantized: Quantized | None, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with the names and tensors that the model loads."""
-    return checkpoint if quantized is None else quantized.method.checkpoint(checkpoint)
+def unquantized(quantized: Quantized | None, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
+    """The checkpoint with the names and tensors that the model loads. See QuantMethod."""
+    return checkpoint if quantized is None else quantized.method.checkpoint(checkpoint, device)
 
 
 def describe(quantization: Mapping[str, Any]) -> str:

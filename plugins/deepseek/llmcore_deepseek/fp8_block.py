@@ -6,7 +6,7 @@ config lists such modules in `modules_to_not_convert`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,14 +37,15 @@ def make(quantization: Mapping[str, Any], config: ModelConfig) -> FP8Blocks:
 class FP8Blocks:
     """A protocols.QuantMethod that gives the model plain weights, so its linears stay as they are."""
 
-    linear_method = None
-
     def __init__(self, block: tuple[int, int], config: ModelConfig) -> None:
         self.block, self.config = block, config
 
-    def checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
+    def checkpoint(self, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
         """The checkpoint without scales, and with weights in the type in which the model computes."""
         return DequantizedCheckpoint(checkpoint, self.block, self.config)
+
+    def method_for(self, modules: Sequence[str]) -> None:
+        """None: every linear is plain."""
 
 
 class DequantizedCheckpoint:

@@ -35,14 +35,15 @@ def registry(*specs: QuantMethodSpec | ModeSpec) -> Registry:
 
 
 class Nothing:
-    linear_method = None
-
     def __init__(self, quantization: Mapping[str, Any], config: object) -> None:
         self.quantization = {"bits": 4, **quantization}
         assert len(self.quantization) / (self.quantization["bits"]) > 0
 
-    def checkpoint(self, checkpoint: Any) -> Any:
+    def checkpoint(self, checkpoint: Any, device: torch.device) -> Any:
         return checkpoint
+
+    def method_for(self, modules: Sequence[str]) -> None:
+        return None
 
 
 def is_w4(quantization: Mapping[str, Any]) -> bool:
@@ -127,13 +128,8 @@ class Int8Linear:
         self.scale = torch.nn.Parameter(torch.zeros(size[0], device=where), requires_grad=False)
 
     def tensors(self) -> Mapping[str, tuple[torch.nn.Parameter, Placement]]:
-        parts, first = {}, 0
-        for name, rows in self.shape.parts.items():
-            parts[name] = (first, rows)
-            first += rows
-        shard = self.shape.shard
-        rows = shard if shard is not None and shard.dim == 0 else None
-        return {"qweight": (self.qweight, Placement(parts, shard)), "scale": (self.scale, Placement(parts, rows))}
+        rows = self.shape.placement(columns=False)
+        return {"qweight": (self.qweight, self.shape.placement()), "scale": (self.scale, rows)}
 
     def bind(self) -> tuple[tuple[Any, ...], frozenset[str]]:
         def call(x: torch.Tensor) -> torch.Tensor:
@@ -141,15 +137,22 @@ class Int8Linear:
 
         return (call,) * 5, frozenset()
 
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        if name == "qweight":
+            tensor.random_(-127, 128, generator=generator)
+        else:
+            tensor.fill_(0.02 / 73.3)
+
 
 class Int8:
-    linear_method = Int8Linears()
-
     def __init__(self, quantization: Mapping[str, Any], config: object) -> None:
         self.stored = bool(quantization)
 
-    def checkpoint(self, checkpoint: Any) -> Any:
+    def checkpoint(self, checkpoint: Any, device: torch.device) -> Any:
         return checkpoint if self.stored else Int8Checkpoint(checkpoint)
+
+    def method_for(self, modules: Sequence[str]) -> Int8Linears:
+        return Int8Linears()
 
 
 def is_int8(quantization: Mapping[str, Any]) -> bool:

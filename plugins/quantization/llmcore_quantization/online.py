@@ -59,11 +59,12 @@ class Online:
             raise ConfigError(f"it has no {other} to choose")
         self._recipe = replace(recipe, scheme=replace(recipe.scheme, **options))
         self._config: dict[str, Any] = {}
+        self._sizes: Mapping[str, tuple[tuple[int, ...], str]] = {}
         self._modules: set[str] = set()
 
     def checkpoint(self, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
         """The checkpoint whose modules are quantized on `device`, those for which `method_for` has a method."""
-        self._config = checkpoint.config()
+        self._config, self._sizes = checkpoint.config(), checkpoint.sizes()
         for key in filter(None, self._recipe.plain.values()):
             layers = self._config.get(key, [])
             if not isinstance(layers, list) or not all(isinstance(layer, int) for layer in layers):
@@ -80,8 +81,11 @@ class Online:
     def _plain(self, module: str) -> bool:
         path = module.split(".")
         layer = next((int(part) for part in path if part.isdecimal()), None)
-        if layer is None or path[-1] not in self._recipe.plain:
-            return layer is None
+        shape, _ = self._sizes.get(f"{module}.weight", ((0, 0), ""))
+        if layer is None or len(shape) != 2:
+            return True
+        if path[-1] not in self._recipe.plain:
+            return False
         listed = self._config.get(self._recipe.plain[path[-1]])
         return listed is None or layer in listed
 
@@ -138,8 +142,8 @@ class OnlineCheckpoint:
         return module if leaf == "weight" and module in self._modules else None
 
     def _leaves(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        outputs, inputs = shape
         try:
-            outputs, inputs = shape
             return shapes(self._recipe.scheme, inputs, outputs)
         except ValueError as error:
             raise ConfigError(f"{name} is {list(shape)} and cannot be quantized: {error}") from error

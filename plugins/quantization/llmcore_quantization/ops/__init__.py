@@ -26,7 +26,7 @@ LONG = {0: 1, 1: 13, 2: 50, 3: 256}
 """Token counts of long samples by bucket; the last bucket has 4,096."""
 
 
-def shape_of(scheme: Scheme, inputs: int, outputs: int, bias: bool) -> Shape:
+def shape_of(scheme: Scheme, inputs: int, outputs: int, bias: bool) -> dict[str, Any]:
     """The shape of a linear's op."""
     told = {name: getattr(scheme, name) for name in TOLD}
     return {"inputs": inputs, "outputs": outputs, "bias": bias, **told, "static": scheme.inputs == "static"}

@@ -146,16 +146,22 @@ class Blueprint:
         """
         if modes:
             replace(self, pins=Pins()).dry()
+        # What modes choose for a method, such as the group, decides whether another mode's method fits.
+        given = [mode for mode, _ in self.registry.specs(ModeSpec) if mode.name in modes]
+        beside = {option: value for mode in given for option, value in mode.quant_options.items()}
+        trial = replace(self, pins=Pins(quant_options=beside))
         for name in modes:
-            check_mode(name, self.registry, f"{self.model.architecture} on {self.device.type}", self.misfit)
+            check_mode(name, self.registry, f"{self.model.architecture} on {self.device.type}", trial.misfit)
         return replace(self, pins=apply_modes(modes, self.registry, self.device, kernels))
 
     def misfit(self, mode: ModeSpec) -> str | None:
         """Why the model cannot be built with this mode alone, or None if it can."""
         if (why := mode_misfit(mode, self.registry, self.device)) is not None:
             return why
+        options = {**self.pins.quant_options, **mode.quant_options}
+        pins = Pins(mode.kernels, mode.layout, mode.quant, options)
         try:
-            build = replace(self, pins=Pins(mode.kernels, mode.layout, mode.quant)).dry().build
+            build = replace(self, pins=pins).dry().build
         except (ConfigError, ResolveError) as error:
             return str(error).partition("\n")[0].removesuffix("; there are:")
         return mode_misfit(mode, self.registry, self.device, used_ops(build))
@@ -183,7 +189,9 @@ class Blueprint:
 
     def _build(self, kind: type[Build], where: torch.device) -> Built:
         make, names = load(self.family.build), load(self.family.weights)(self.model)
-        quantized = find_quantization(self.registry, self.checkpoint.config(), self.model, self.pins.quant)
+        quantized = find_quantization(
+            self.registry, self.checkpoint.config(), self.model, self.pins.quant, self.pins.quant_options
+        )
         checkpoint = unquantized(quantized, self.checkpoint, where)
         shared: dict[str, Any] = {
             "registry": self.registry,

@@ -26,12 +26,16 @@ class Quantized:
 
 
 def find_quantization(
-    registry: Registry, hf: Mapping[str, Any], config: ModelConfig, pin: str | None = None
+    registry: Registry,
+    hf: Mapping[str, Any],
+    config: ModelConfig,
+    pin: str | None = None,
+    options: Mapping[str, int | str | bool] | None = None,
 ) -> Quantized | None:
     """The method for a model whose config.json is `hf`; None if its weights are not quantized and stay so.
 
-    `pin`: the method that a mode names. Raises ConfigError if no method, or not this one, reads the checkpoint; the
-    error names the methods that do.
+    `pin`: the method that a mode names. `options`: what modes choose for it, if it quantizes a plain checkpoint.
+    Raises ConfigError if no method, or not this one, reads the checkpoint; the error names the methods that do.
     """
     quantization = hf.get("quantization_config") or {}
     if not isinstance(quantization, Mapping):
@@ -48,11 +52,15 @@ def find_quantization(
                 f"the weights are quantized with {describe(quantization)}; the mode's quantization method {pin} does "
                 f"not read that, {who} does: leave out the mode, or use another checkpoint"
             )
+        if quantization and options:
+            raise ConfigError(
+                f"a mode chooses the {next(iter(options))} of {pin}, but the weights are quantized; leave it out"
+            )
     elif quantization:
         spec = _reader(registry, quantization)
     else:
         return None
-    return Quantized(spec.name, _make(registry, spec, quantization, config))
+    return Quantized(spec.name, _make(registry, spec, quantization or options or {}, config))
 
 
 def unquantized(quantized: Quantized | None, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:

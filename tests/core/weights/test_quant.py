@@ -69,6 +69,14 @@ def test_a_pin_decides() -> None:
         assert found is not None and found.name == pin
 
 
+def test_what_modes_choose_is_for_plain_checkpoints() -> None:
+    found = find_quantization(registry(W4, AT_LOAD), {}, CONFIG, "at-load", {"group": 64})
+    assert found is not None and isinstance(found.method, Nothing)
+    assert found.method.quantization == {"bits": 4, "group": 64}
+    with pytest.raises(ConfigError, match="chooses the group of w4, but the weights are quantized; leave it out"):
+        find_quantization(registry(W4), READ, CONFIG, "w4", {"group": 64})
+
+
 @pytest.mark.parametrize(
     ("specs", "quantization", "pin", "message"),
     [

@@ -75,7 +75,7 @@ def _modes() -> Iterator[str]:
     for name in json.loads(DATA.read_text())["modes"]:
         (here if name in brought else missing).append(f"`{name}`")
     yield f"Of LightLLM's modes there are {', '.join(here)} (`llmcore modes` says where they fit). An error that lists"
-    yield f"those that fit are {', '.join(missing)}: quantized KV, quantized weights and kernels of other libraries."
+    yield f"those that fit are {', '.join(missing)}: quantized KV and kernels of other libraries."
 
 
 def _shared(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -134,7 +134,11 @@ TASKS = (
             ("KV layouts", "llmcore.layers", "Layout zeros token_slots"),
             ("Checkpoints and tokenizers", "llmcore.api", "Checkpoint Tokenizer"),
             ("Quantization", "llmcore.api", "QuantMethod"),
-            ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound Unquantized"),
+            (
+                "Linears of a quantization method",
+                "llmcore.layers",
+                "LinearMethod LinearShape Bound Unquantized MethodFor create_linears fill_normal",
+            ),
         ),
     ),
     Task(

@@ -21,6 +21,7 @@ from llmcore.api.specs import (
     OptionSpec,
     OutputParserSpec,
     PluginInfo,
+    QuantMethodSpec,
 )
 from llmcore.cli.hooks import contract
 from llmcore.registry.loader import import_plugin
@@ -91,10 +92,10 @@ def _section(row: dict[str, Any]) -> Iterator[str]:
 
 
 def known_plugins() -> str:
-    """Returns registry/known_plugins.json: architecture, op or KV layout -> the plugin in this tree that brings it."""
+    """Returns registry/known_plugins.json: architecture, op, KV layout or quant_method -> the plugin of this tree."""
     registry = _of_this_tree()
     known = {a: plugin.dist for spec, plugin in registry.specs(ModelSpec) for a in spec.architectures}
-    for kind in (OpSpec, KVLayoutSpec):
+    for kind in (OpSpec, KVLayoutSpec, QuantMethodSpec):
         known |= {spec.name: plugin.dist for spec, plugin in registry.specs(kind)}
     return json.dumps(known, indent=2, sort_keys=True) + "\n"
 

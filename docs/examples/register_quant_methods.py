@@ -19,15 +19,17 @@ def reads(quantization):
 
 
 class Int8Rows:
-    """protocols.QuantMethod. A method that multiplies int8 itself would bring an llmcore.layers.LinearMethod."""
-
-    linear_method = None
+    """protocols.QuantMethod."""
 
     def __init__(self, quantization, config):
         pass
 
-    def checkpoint(self, checkpoint):
+    def checkpoint(self, checkpoint, device):
         return PlainRows(checkpoint)
+
+    def method_for(self, modules):
+        """A method that multiplies int8 itself would return an llmcore.layers.LinearMethod."""
+        return
 
 
 class PlainRows:

@@ -14,7 +14,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import KVGroupSpec, ModelConfig
 from llmcore.api.protocols import AttnLimits, AttnRows
 from llmcore.api.specs import DeviceInfo, bucket_of
-from llmcore.layers import Build, KVStep, Linear, Mesh, Rope, RopeConfig, Step
+from llmcore.layers import Build, KVStep, Mesh, Rope, RopeConfig, Step, create_linears
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import finish, load_weights
@@ -63,7 +63,9 @@ def make_build(granule: int = 1, registry: Registry | None = None, kind: type[Bu
 
 def make_layer(build: Build, spec: LatentSpec = SPEC) -> MLA:
     rope = Rope(build, RopeConfig(rotated=spec.rotated, original=TOKENS))
-    return MLA(build, HIDDEN, spec, group="all", index=0, rope=rope)
+    layer = MLA(build, HIDDEN, spec, group="all", index=0, rope=rope)
+    create_linears(layer)
+    return layer
 
 
 def drawn(layer: MLA, seed: int = 0) -> MLA:
@@ -340,12 +342,6 @@ def test_ranks_share_heads_and_have_all_of_the_latent(q_rank: int | None) -> Non
         assert layer.sizes.heads == 2
         total += Session(layer, build).run(x, [Row(0, 20)])[0]
     torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-4)
-
-
-def test_outputs_that_cannot_be_put_in_order_are_refused() -> None:
-    linear = Linear(make_build(), 4, 6)
-    with pytest.raises(ConfigError, match="cannot be put in another order"):
-        linear.reorder(torch.arange(5))
 
 
 def test_a_layout_of_keys_and_values_is_refused() -> None:

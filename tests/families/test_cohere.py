@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import ModelSpec
-from llmcore.layers import Bound, LinearShape
-from llmcore.layers.build import Unquantized
 from llmcore.registry.loader import load
 from llmcore_devtools.family import assert_family_matches_transformers, small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
@@ -60,21 +58,3 @@ def test_what_configs_leave_out(tmp_path: Path) -> None:
     assert read({**old, "rope_theta": 4e6, "model_max_length": 131072}).max_position == 131072
     with pytest.raises(ConfigError, match="hidden_act 'gelu'"):
         read({**hf, "hidden_act": "gelu"})
-
-
-def test_weights_that_cannot_be_ordered_are_refused(tmp_path: Path) -> None:
-    class Scaled:
-        activations: frozenset[str] = frozenset()
-
-        def create(self, shape: LinearShape, build: Any) -> Bound:
-            bound = Unquantized().create(shape, build)
-            plain = bound.tensors()
-            bound.tensors = lambda: {**plain, "weight_scale": plain["weight"]}  # type: ignore[method-assign]
-            return bound
-
-    small_model("CohereForCausalLM").save_pretrained(tmp_path)
-    model = LoadedModel(tmp_path)
-    model.build.linear_method = Scaled()
-    spec = registry_for_tests().find(ModelSpec, "cohere")
-    with pytest.raises(ConfigError, match=r"needs plain weights.*weight_scale"):
-        load(spec.build)(model.config, model.build)

@@ -121,16 +121,27 @@ class Checkpoint(Protocol):
 
 
 class QuantMethod(Protocol):
-    """Reads and holds the quantized weights of one checkpoint, or quantizes a plain one if a mode pins it."""
+    """Reads and holds the quantized weights of one checkpoint, or quantizes a plain one if a mode pins it.
 
-    @property
-    def linear_method(self) -> Any:
-        """The llmcore.layers.LinearMethod that holds and multiplies the linears' weights; None for plain weights."""
+    The engine calls `checkpoint` once, then `method_for` once for each linear, and then asks the returned checkpoint
+    for sizes and tensors.
+    """
 
-    def checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
+    def checkpoint(self, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
         """The checkpoint with the names, shapes, dtypes and tensors that the model's parameters take.
 
-        Raises ConfigError, from headers alone, if the checkpoint contradicts its quantization_config.
+        A module for which `method_for` returned a LinearMethod has the tensors which that method names, such as
+        `X.codes` and `X.scale`. All others have a plain `X.weight`. `device`: where the model's parameters are. A
+        method that quantizes plain weights does so there, and its tensors may be there. Raises ConfigError, from
+        headers alone, if the checkpoint contradicts its quantization_config. A checkpoint without weights has no
+        headers; its `sizes` are {}.
+        """
+
+    def method_for(self, modules: Sequence[str]) -> Any:
+        """The llmcore.layers.LinearMethod that holds and multiplies the weights of one linear; None if they are plain.
+
+        `modules`: the checkpoint's names of the modules that the linear stacks, in order, such as
+        "model.layers.0.self_attn.q_proj". If the checkpoint has headers, these have tensors of every module.
         """
 
 

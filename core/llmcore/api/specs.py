@@ -163,11 +163,15 @@ class KernelSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class ModeSpec(Spec):
-    """A name of `--mode`, with the layout, kernels (op -> kernel name) and quantization method that it pins."""
+    """A name of `--mode`, with the layout, kernels (op -> kernel name) and quantization method that it pins.
+
+    `quant_options`: option -> value, for the quantization method of this mode or of a mode that is given beside it.
+    """
 
     layout: str | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     quant: str | None = None
+    quant_options: Mapping[str, int | str | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +240,7 @@ class QuantMethodSpec(Spec):
     """A way to hold quantized weights. `make`: (quantization_config, ModelConfig) -> protocols.QuantMethod.
 
     `reads`: (quantization_config of a checkpoint, never empty) -> True if this method reads it; cheap. `plain`: a mode
-    may pin it for checkpoints that are not quantized; `make` then gets {}.
+    may pin it for checkpoints that are not quantized; `make` then gets the `quant_options` of the modes.
     """
 
     make: ImportString

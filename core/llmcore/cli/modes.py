@@ -49,6 +49,7 @@ def command(
             "layout": spec.layout,
             "kernels": dict(spec.kernels),
             "quant": spec.quant,
+            "quant_options": dict(spec.quant_options),
             "misfit": misfit(spec),
             "summary": spec.summary,
         }
@@ -59,6 +60,6 @@ def command(
 
 
 def _line(row: Row) -> tuple[str, str, str, str]:
-    pins = {"layout": row["layout"], "quantization": row["quant"], **row["kernels"]}
+    pins = {"layout": row["layout"], "quantization": row["quant"], **row["quant_options"], **row["kernels"]}
     shown = ", ".join(f"{what}={value}" for what, value in pins.items() if value is not None)
     return row["name"], shown, row["plugin"], "yes" if row["misfit"] is None else f"no: {row['misfit']}"

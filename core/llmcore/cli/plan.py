@@ -6,25 +6,26 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Device
-from llmcore.api.specs import DeviceSpec, KVLayoutSpec
+from llmcore.api.specs import DeviceSpec
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import Config, with_model_resolved
-from llmcore.engine.memory import Budget, Machine, predict
+from llmcore.engine.memory import Budget, Machine, predict, token_bytes
 from llmcore.registry.devices import find_device
 from llmcore.registry.loader import load
-from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
-from llmcore.weights.map import Target
-from llmcore.weights.quant import find_quantization, unquantized
-from llmcore.weights.source import open_checkpoint, read_model_as_set
+from llmcore.weights.source import open_checkpoint
+
+if TYPE_CHECKING:
+    from llmcore.engine.blueprint import Built
+    from llmcore.weights.load import Weighed
 
 ACCELERATOR_STEP_TOKENS = 8192
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -34,6 +35,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Plan:
     """The command's output: the model, the machine, the stored types and the prediction.
 
+    `quant`: the method that reads or makes quantized weights.
     `doubled`: checkpoint tensors that are counted here, but take no memory if they equal the embedding. Headers do not
     tell whether they do.
     """
@@ -41,6 +43,7 @@ class Plan:
     model: ModelConfig
     machine: Machine
     stored: Mapping[str, int]
+    quant: str | None
     budget: Budget
     doubled: tuple[str, ...] = ()
 
@@ -64,35 +67,47 @@ def command(resolved: Resolved, model: str | None, memory: str | None, as_json: 
 
 
 def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
-    """Read config and headers, ask the layouts for their sizes, predict. `memory`: bytes of the device, or None."""
+    """Read config and headers, build the model without its data, predict. `memory`: bytes of the device, or None."""
+    from llmcore.engine.blueprint import blueprint
+
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
-    family, model = read_model_as_set(registry, checkpoint.config(), config)
-    machine, doubled = find_machine(registry, config.model.device, memory), ()
-    modes, kernels = config.kernels.mode, config.kernels.kernel
-    if dummy or modes:
-        from llmcore.engine.blueprint import blueprint
-        from llmcore.weights.load import stored_shapes
-
-        plan = blueprint(config, registry, machine.info, checkpoint).pinned(modes, kernels)
-    pins = apply_modes(modes, registry, machine.info, kernels)
-    quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
-    if dummy:
-        built, _ = plan.dry()
-        shapes = stored_shapes(built)
-        stored = Counter({"drawn": len(shapes)})
-    else:
-        names = load(family.weights)(model)
-        shapes = names.wanted(unquantized(quantized, checkpoint).sizes())
-        stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if names.targets(name))
-        if getattr(model, "tied", False):
-            doubled = tuple(name for name in shapes if names.targets(name) == (Target("lm_head.weight"),))
-    kv_token = sum(
-        load(registry.find(KVLayoutSpec, pins.layout or group.layout).make)(group, 1, model.dtype).bytes
-        for group in model.kv_groups
+    machine = find_machine(registry, config.model.device, memory)
+    plain = blueprint(config, registry, machine.info, checkpoint)
+    built = plain.pinned(config.kernels.mode, config.kernels.kernel).dry()
+    weights, doubled = _weights(built, dummy)
+    stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if built.names.targets(name))
+    layouts = [built.build.layout(group.name) for group in plain.model.kv_groups]
+    budget = predict(plain.model, weights, config, machine, token_bytes(layouts))
+    return Plan(
+        model=plain.model,
+        machine=machine,
+        stored={"drawn": weights.tensors} if dummy else stored,
+        quant=built.quant,
+        budget=budget,
+        doubled=doubled,
     )
-    budget = predict(model, shapes, config, machine, kv_token)
-    return Plan(model, machine, stored, budget, doubled)
+
+
+def _weights(built: Built, dummy: bool) -> tuple[Weighed, tuple[str, ...]]:
+    """The parameters of a model, and the checkpoint's tensors for a parameter that another tensor fills too."""
+    from llmcore.weights.fit import first_names, tie
+    from llmcore.weights.load import weigh
+
+    if dummy:
+        return weigh(built.model), ()
+    targets = {name: {t.name for t in built.names.targets(name)} for name in built.checkpoint.sizes()}
+    filled = set[str]().union(*targets.values())
+    tie(built.model, built.names, filled)
+    shared = {name for name, first in first_names(built.model).items() if name != first and {name, first} <= filled}
+    doubled = tuple(name for name, found in targets.items() if found & shared)
+    weights, own = weigh(built.model), [built.model.get_parameter(name) for name in shared]
+    weights = replace(
+        weights,
+        parameters=weights.parameters + sum(parameter.numel() for parameter in own),
+        bytes=weights.bytes + sum(parameter.nbytes for parameter in own),
+    )
+    return weights, doubled
 
 
 def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
@@ -137,8 +152,9 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "max_position": plan.model.max_position,
         "device": asdict(plan.machine.info),
         "stored": dict(plan.stored),
+        "quant": plan.quant,
         "doubled": plan.doubled,
-        "budget": {**asdict(plan.budget), "fits": plan.budget.fits},
+        "budget": {**asdict(plan.budget), "bits_per_weight": plan.budget.bits_per_weight, "fits": plan.budget.fits},
     }
 
 
@@ -146,12 +162,13 @@ def _show(plan: Plan) -> None:
     budget = plan.budget
     stored = ", ".join(f"{count} {dtype}" for dtype, count in sorted(plan.stored.items()))
     typical = min(2048, budget.longest)
+    bits = f", {budget.bits_per_weight:.2f} bits per weight through {plan.quant}" if plan.quant else ""
     doubled = f", with {plan.doubled[0]} (less if it is equal to the embedding)" if plan.doubled else ""
     rows = [
         ("model", f"{plan.model.architecture}, {budget.parameters / 1e6:,.1f} M parameters, runs as {budget.dtype}"),
         ("stored", f"{stored} tensors"),
         ("device", f"{plan.machine.info.name or plan.machine.info.type}, {show_bytes(budget.memory)}"),
-        ("weights", show_bytes(budget.weights) + doubled),
+        ("weights", show_bytes(budget.weights) + bits + doubled),
         ("a step", f"{show_bytes(budget.activations)} for intermediate results (estimated)"),
         ("tables", show_bytes(budget.tables)),
         ("graphs", show_bytes(budget.graphs)),

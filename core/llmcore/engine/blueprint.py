@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,14 +16,16 @@ from llmcore.api.specs import DeviceInfo, ModelSpec, ModeSpec, OpContext, OpSpec
 from llmcore.config import Config, Kernels
 from llmcore.config import Model as ModelSettings
 from llmcore.engine.memory import total_len
-from llmcore.layers.build import Build, Unquantized
+from llmcore.layers.build import Build
+from llmcore.layers.creation import create_linears
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import load
 from llmcore.registry.modes import Pins, apply_modes, check_mode, mode_misfit
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
-from llmcore.weights.quant import Quantized, find_quantization
+from llmcore.weights.map import WeightMap
+from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.source import open_checkpoint, read_model_as_set
 
 
@@ -107,6 +108,20 @@ STEP_OPS = frozenset({"sample", "step_inputs", "step_outputs", "kv_slots"})
 """The ops that surround every model's forward."""
 
 
+class Built(NamedTuple):
+    """A model with the tensors of its linears, before its weights are loaded.
+
+    `names`: the family's WeightMap. `checkpoint`: the one with the tensors that the model loads. `quant`: the name of
+    the method that reads it, None if its weights are plain.
+    """
+
+    model: Any
+    build: Build
+    names: WeightMap
+    checkpoint: Checkpoint
+    quant: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
     """A model for one device, before its weights: everything that decides what it is built of."""
@@ -115,18 +130,13 @@ class Blueprint:
     device: DeviceInfo
     family: ModelSpec
     model: ModelConfig
-    described: Mapping[str, Any]
-    """Its config.json."""
+    checkpoint: Checkpoint
+    """As it is stored."""
     pins: Pins = field(default_factory=Pins)
     deterministic: bool = False
     granule: int | None = None
     """The granule that `--cache_block_seq_len` asks for."""
     longest_request: int | None = None
-
-    @cached_property
-    def quantized(self) -> Quantized | None:
-        """The quantization of its weights. Raises ConfigError where no method, or not the pinned one, reads them."""
-        return find_quantization(self.registry, self.described, self.model, self.pins.quant)
 
     def pinned(self, modes: Sequence[str], kernels: Sequence[str] = ()) -> Blueprint:
         """The same with the pins of `--mode` and `--kernel`.
@@ -136,44 +146,53 @@ class Blueprint:
         """
         if modes:
             replace(self, pins=Pins()).dry()
+        # What modes choose for a method, such as the group, decides whether another mode's method fits.
+        given = [mode for mode, _ in self.registry.specs(ModeSpec) if mode.name in modes]
+        beside = {option: value for mode in given for option, value in mode.quant_options.items()}
+        trial = replace(self, pins=Pins(quant_options=beside))
         for name in modes:
-            check_mode(name, self.registry, f"{self.model.architecture} on {self.device.type}", self.misfit)
+            check_mode(name, self.registry, f"{self.model.architecture} on {self.device.type}", trial.misfit)
         return replace(self, pins=apply_modes(modes, self.registry, self.device, kernels))
 
     def misfit(self, mode: ModeSpec) -> str | None:
         """Why the model cannot be built with this mode alone, or None if it can."""
         if (why := mode_misfit(mode, self.registry, self.device)) is not None:
             return why
+        options = {**self.pins.quant_options, **mode.quant_options}
+        pins = Pins(mode.kernels, mode.layout, mode.quant, options)
         try:
-            _, build = replace(self, pins=Pins(mode.kernels, mode.layout, mode.quant)).dry()
+            build = replace(self, pins=pins).dry().build
         except (ConfigError, ResolveError) as error:
             return str(error).partition("\n")[0].removesuffix("; there are:")
         return mode_misfit(mode, self.registry, self.device, used_ops(build))
 
-    def dry(self) -> tuple[torch.nn.Module, Build]:
-        """A model whose parameters have shapes but no data, and its build."""
+    def dry(self) -> Built:
+        """A model whose parameters have shapes and types but no data. Raises ConfigError if no method reads them."""
         return self._build(DryBuild, torch.device("meta"))
 
-    def build(self, where: torch.device) -> tuple[Any, Build]:
-        """The model with room for its weights, and its build. Raises ConfigError for a pin that it does not use."""
-        model, build = self._build(Build, where)
-        used = used_ops(build)
+    def build(self, where: torch.device) -> Built:
+        """The model with room for its weights. Raises ConfigError as `dry`, and for a pin that it does not use."""
+        built = self._build(Build, where)
+        used = used_ops(built.build)
         if idle := sorted(set(self.pins.kernels) - used):
             raise ConfigError(
                 f"--kernel {idle[0]}=...: this model does not use {idle[0]}; it uses {', '.join(sorted(used))}"
             )
-        return model, build
+        return built
 
     def resolutions(self) -> list[Resolution]:
         """Every choice of a kernel that serving it takes. Raises ResolveError where none can be chosen."""
-        _, build = self.dry()
+        build = self.dry().build
         for variant in VARIANTS:
             build.op("sample", variant=variant, vocab=self.model.vocab_size)
         return build.resolutions
 
-    def _build(self, kind: type[Build], where: torch.device) -> tuple[Any, Build]:
-        make = load(self.family.build)
-        method = None if self.quantized is None else self.quantized.method.linear_method
+    def _build(self, kind: type[Build], where: torch.device) -> Built:
+        make, names = load(self.family.build), load(self.family.weights)(self.model)
+        quantized = find_quantization(
+            self.registry, self.checkpoint.config(), self.model, self.pins.quant, self.pins.quant_options
+        )
+        checkpoint = unquantized(quantized, self.checkpoint, where)
         shared: dict[str, Any] = {
             "registry": self.registry,
             "config": self.model,
@@ -181,12 +200,14 @@ class Blueprint:
             "pins": self.pins,
             "order": self.registry.order,
             "deterministic": self.deterministic,
-            "linear_method": method or Unquantized(),
             "longest_request": self.longest_request,
         }
         dry = DryBuild(torch_device=torch.device("meta"), **shared)
         build = kind(torch_device=where, granules=settle_granules(dry, make, self.granule), **shared)
-        return make(self.model, build), build
+        model = make(self.model, build)
+        method_for = None if quantized is None else quantized.method.method_for
+        create_linears(model, method_for, names=names, stored=self.checkpoint.sizes())
+        return Built(model, build, names, checkpoint, None if quantized is None else quantized.name)
 
 
 def used_ops(build: Build) -> set[str]:
@@ -196,14 +217,13 @@ def used_ops(build: Build) -> set[str]:
 
 def blueprint(config: Config, registry: Registry, device: DeviceInfo, checkpoint: Checkpoint) -> Blueprint:
     """The blueprint of a checkpoint under the settings, without the pins of modes. Raises ConfigError."""
-    described = checkpoint.config()
-    family, model = read_model_as_set(registry, described, config)
+    family, model = read_model_as_set(registry, checkpoint.config(), config)
     return Blueprint(
         registry=registry,
         device=device,
         family=family,
         model=model,
-        described=described,
+        checkpoint=checkpoint,
         deterministic=config.kernels.deterministic,
         granule=config.memory.cache_block_seq_len,
         longest_request=total_len(config, model),

@@ -49,7 +49,7 @@ from llmcore.registry.official import kernels_that_help
 from llmcore.registry.registry import Registry
 from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler
-from llmcore.weights.load import stored_shapes
+from llmcore.weights.load import weigh
 from llmcore.weights.source import open_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class _Parts:
     @property
     def budget(self) -> Budget:
         """The prediction."""
-        return predict(self.loaded.config, self.loaded.shapes, self.config, self.machine, self.token_bytes)
+        return predict(self.loaded.config, self.loaded.weights, self.config, self.machine, self.token_bytes)
 
     @property
     def figures(self) -> str:
@@ -161,7 +161,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress | None =
     report = ModelReport(
         config=loaded.config,
         kernels=loaded.build.chosen(),
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=loaded.weights.bytes,
         kv_tokens=kv_tokens,
         fingerprint=fingerprint,
     )
@@ -181,11 +181,11 @@ def build_engine(config: Config, registry: Registry, progress: Progress | None =
         embedding_size=loaded.config.hidden_size if hasattr(loaded.model, "normed") else 0,
         fingerprint=fingerprint,
         report=(
-            *summary(loaded, device, budget.parameters, timings),
+            *summary(loaded, device, budget, timings),
             ("sampling", describe_sampling(config.model.generation_config, loaded.generation)),
             *rate,
             ("predicted", memory_text(budget.weights, budget.pool, budget.kv_tokens)),
-            ("measured", memory_text(loaded.weight_bytes, kv_tokens * parts.token_bytes, kv_tokens)),
+            ("measured", memory_text(loaded.weights.bytes, kv_tokens * parts.token_bytes, kv_tokens)),
         ),
     )
     processors = processors_of(config, registry, loaded.config)
@@ -196,9 +196,9 @@ def _predicted(config: Config, registry: Registry, machine: Machine) -> Budget:
     """The prediction for a model whose weights could not be loaded."""
     checkpoint = open_checkpoint(registry, config.model.path, weights=False)
     plan = blueprint(config, registry, machine.info, checkpoint).pinned(config.kernels.mode, config.kernels.kernel)
-    dry, build = plan.dry()
-    layouts = [build.layout(group.name) for group in plan.model.kv_groups]
-    return predict(plan.model, stored_shapes(dry), config, machine, token_bytes(layouts))
+    dry = plan.dry()
+    layouts = [dry.build.layout(group.name) for group in plan.model.kv_groups]
+    return predict(plan.model, weigh(dry.model), config, machine, token_bytes(layouts))
 
 
 def _without_effect(config: Config, device: Device) -> list[str]:
@@ -320,17 +320,15 @@ def memory_text(weights: int, kv: int, tokens: int) -> str:
     return f"weights {weights / 2**20:,.0f} MiB, KV {kv / 2**20:,.0f} MiB for {tokens:,} tokens"
 
 
-def summary(
-    loaded: Loaded, device: Device, parameters: int, timings: Mapping[str, float]
-) -> Sequence[tuple[str, str]]:
+def summary(loaded: Loaded, device: Device, budget: Budget, timings: Mapping[str, float]) -> Sequence[tuple[str, str]]:
     """The start-up summary as (label, text)."""
     kernels: dict[str, dict[str, None]] = {}
     for resolution in loaded.build.resolutions:
         kernels.setdefault(resolution.context.op, {})[resolution.chosen.name] = None
     config = loaded.config
-    quant = f", weights through {loaded.quant}" if loaded.quant else ""
+    quant = f", weights through {loaded.quant}, {budget.bits_per_weight:.2f} bits per weight" if loaded.quant else ""
     return (
-        ("model", f"{config.architecture}, {parameters / 1e6:,.1f} M parameters, {config.dtype}{quant}"),
+        ("model", f"{config.architecture}, {budget.parameters / 1e6:,.1f} M parameters, {config.dtype}{quant}"),
         ("device", f"{device.info.type} {device.info.name}".strip()),
         ("kernels", ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(kernels.items()))),
         *loaded.build.notes.items(),

@@ -6,8 +6,7 @@ A prediction reads a model's config and a checkpoint's headers. Nothing is alloc
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from llmcore.config.process import memory_note
 
 if TYPE_CHECKING:
     from llmcore.layers.layout import Layout
+    from llmcore.weights.load import Weighed
 
 log = logging.getLogger(__name__)
 
@@ -68,32 +68,33 @@ class Budget:
         """True if the longest request that the settings allow can be served."""
         return self.longest > 0 and self.kv_tokens >= self.longest
 
+    @property
+    def bits_per_weight(self) -> float:
+        """Over all parameters, plain ones included."""
+        return 8 * self.weights / self.parameters
+
 
 def total_len(config: Config, model: ModelConfig) -> int:
     """`max_req_total_len`, or its default for this model."""
     return config.memory.max_req_total_len or min(DEFAULT_TOTAL_LEN, model.max_position)
 
 
-def predict(
-    model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], config: Config, machine: Machine, kv_token: int
-) -> Budget:
-    """The budget of `model` with parameters of `shapes` on `machine`.
+def predict(model: ModelConfig, weights: Weighed, config: Config, machine: Machine, kv_token: int) -> Budget:
+    """The budget of `model` with the parameters `weights` on `machine`.
 
     `kv_token`: bytes of one token's KV over all groups; `model.dtype`: the type it will run in.
     """
-    item = ITEM_BYTES[model.dtype]
-    parameters = sum(math.prod(shape) for shape in shapes.values())
     allowed = total_len(config, model)
-    activations = _activations(model, shapes, config, machine)
+    activations = _activations(model, weights.rows, config, machine)
     tables = config.memory.running_max_req_size * allowed * 4
     if machine.kv is not None:
         graphs, usable, pool, limit = 0, machine.memory, machine.kv, "what the device grants"
     else:
         share = config.memory.cache_max_entry_count
         graphs, usable = GRAPH_BYTES, int(machine.memory * (config.memory.mem_fraction if share is None else 1))
-        pool = max(0, usable - parameters * item - activations - tables - graphs)
+        pool = max(0, usable - weights.bytes - activations - tables - graphs)
         limit = f"what is left of {usable / machine.memory:.0%} of the memory"
-        asked = int((machine.memory - parameters * item) * (1 if share is None else share))
+        asked = int((machine.memory - weights.bytes) * (1 if share is None else share))
         if share is not None and asked < pool:
             pool, limit = max(0, asked), f"{share:.0%} of what the weights leave"
     most = config.memory.running_max_req_size * allowed
@@ -105,8 +106,8 @@ def predict(
         pool = tokens * kv_token
     return Budget(
         dtype=model.dtype,
-        parameters=parameters,
-        weights=parameters * item,
+        parameters=weights.parameters,
+        weights=weights.bytes,
         activations=activations,
         tables=tables,
         graphs=graphs,
@@ -120,14 +121,14 @@ def predict(
     )
 
 
-def _activations(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], config: Config, machine: Machine) -> int:
+def _activations(model: ModelConfig, rows: Collection[int], config: Config, machine: Machine) -> int:
     """Bytes of a step's intermediate results.
 
     A token has six rows of the hidden size, and three of the widest projection or its experts' results, whichever is
     larger. A sampled row has its f32 logits twice.
     """
     tokens = config.scheduling.batch_max_tokens or machine.step_tokens
-    wide = [shape[0] for shape in shapes.values() if len(shape) == 2 and shape[0] != model.vocab_size]
+    wide = [count for count in rows if count != model.vocab_size]
     widest = max(3 * max(wide, default=4 * model.hidden_size), model.expert_elements)
     hidden = 6 * model.hidden_size + widest
     sampled = min(config.memory.running_max_req_size, tokens)

@@ -22,8 +22,8 @@ from llmcore.layers.step import Step
 from llmcore.registry.devices import best_device
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
-from llmcore.weights.load import dummy_weights, filled_shapes, load_weights, stored_shapes
-from llmcore.weights.quant import unquantized
+from llmcore.weights.load import Weighed, dummy_weights, load_weights
+from llmcore.weights.map import WeightMap
 from llmcore.weights.source import open_checkpoint
 
 FILTERS = ("top_p", "top_k", "min_p", "typical_p")
@@ -103,12 +103,9 @@ class Loaded:
     model: Any
     config: ModelConfig
     build: Build
-    weight_bytes: int
-    """Bytes of its parameters."""
+    weights: Weighed
     generation: dict[str, Any]
     """The generation config that the settings chose."""
-    shapes: Mapping[str, tuple[int, ...]]
-    """Of the checkpoint's tensors; without a checkpoint, of the parameters."""
     quant: str | None = None
     """The quantization method of its weights, None if they are plain."""
 
@@ -137,20 +134,12 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     generation = sampling_defaults(config.model.generation_config, checkpoint.generation_config())
     model_config = replace(plain.model, eos_ids=_eos_ids(config, plain.model, generation))
     plan = replace(plain, model=model_config).pinned(config.kernels.mode, config.kernels.kernel)
-    model, build = plan.build(device.torch_device)
-    if dummy:
-        shapes = stored_shapes(model)
-        size = dummy_weights(model)
-    else:
-        checkpoint = unquantized(plan.quantized, checkpoint)
-        names = load(plan.family.weights)(model_config)
-        size = _fill(model, checkpoint, names, progress)
-        shapes = filled_shapes(model, checkpoint.sizes(), names)
-    quant = None if plan.quantized is None else plan.quantized.name
-    return Loaded(model, model_config, build, size, generation, shapes, quant)
+    model, build, names, filling, quant = plan.build(device.torch_device)
+    weights = dummy_weights(model) if dummy else _fill(model, filling, names, progress)
+    return Loaded(model, model_config, build, weights, generation, quant)
 
 
-def _fill(model: Any, checkpoint: Checkpoint, weights: Any, progress: Progress) -> int:
+def _fill(model: Any, checkpoint: Checkpoint, names: WeightMap, progress: Progress) -> Weighed:
     total = sum(parameter.nbytes for parameter in model.parameters())
     done = 0
 
@@ -159,9 +148,9 @@ def _fill(model: Any, checkpoint: Checkpoint, weights: Any, progress: Progress) 
         done += size
         progress("weights", min(done, total), total)
 
-    size = load_weights(model, checkpoint, weights, progress=count)
+    weights = load_weights(model, checkpoint, names, progress=count)
     progress("weights", total, total)
-    return size
+    return weights
 
 
 def _eos_ids(config: Config, model: ModelConfig, generation: dict[str, Any]) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Public building blocks of model families. Call every layer as ``layer(x, step)``."""
 
 from llmcore.layers.attention import Attention
-from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape, Unquantized
+from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape, Unquantized, fill_normal
+from llmcore.layers.creation import MethodFor, create_linears
 from llmcore.layers.decoder import Decoder, Hidden
 from llmcore.layers.dense import (
     DenseConfig,
@@ -51,6 +52,7 @@ __all__ = [
     "LinearShape",
     "MergedLinear",
     "Mesh",
+    "MethodFor",
     "MoE",
     "NoRope",
     "OffsetRMSNorm",
@@ -67,9 +69,11 @@ __all__ = [
     "Unquantized",
     "apart",
     "attend",
+    "create_linears",
     "dense_weights",
     "expert_elements",
     "expert_names",
+    "fill_normal",
     "read_dense",
     "read_rope",
     "read_scoring",

@@ -1,4 +1,4 @@
-"""Build, the argument of a family's `build`: the device, the mesh, kernels per token bucket, and the LinearMethod.
+"""Build, the argument of a family's `build`: the device, the mesh, and kernels per token bucket.
 
 Weight quantization plugs in as a LinearMethod, which owns every tensor of its linears.
 """
@@ -47,8 +47,10 @@ LinearCall = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LinearShape:
-    """The sizes of a linear on this rank, and its place in the checkpoint."""
+    """The sizes of a linear on this rank, and its place in the model and in the checkpoint."""
 
+    name: str = ""
+    """Its path in the model, as the family names it: "layers.0.self_attn.qkv_proj"."""
     inputs: int
     outputs: int
     parts: Mapping[str, int] = field(default_factory=dict)
@@ -64,6 +66,19 @@ class LinearShape:
     """The op from [T, outputs] to [T, outputs / 2] that the method computes together with the linear. It is set only
     if the method names it in `activations`."""
 
+    def placement(self, *, columns: bool = True) -> Placement:
+        """The Placement of a tensor that has one row per output.
+
+        `columns`: its second dimension runs along the inputs. A tensor without it, such as a bias, is whole on every
+        rank if the inputs are cut.
+        """
+        parts, first = {}, 0
+        for name, rows in self.parts.items():
+            parts[name] = (first, rows)
+            first += rows
+        cut = columns or (self.shard is not None and self.shard.dim == 0)
+        return Placement(parts, self.shard if cut else None, self.replicated)
+
 
 class Bound(Protocol):
     """The tensors of one linear."""
@@ -77,6 +92,13 @@ class Bound(Protocol):
         Called once, after the tensors are filled. A callable maps x [T, inputs] to [T, outputs], with the bias added
         and the activation applied. A parameter is no longer needed if the callables hold another form of it. If the
         inputs are cut over ranks, the layer sums the results; the callable does not.
+        """
+
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Fill the tensor of parameter `name` with random numbers, for `--load_format dummy`.
+
+        The weights that the tensors stand for should have a standard deviation of about 0.02, and random bits: a
+        benchmark of zeros draws less power, so it is too fast.
         """
 
 
@@ -116,15 +138,9 @@ class _Plain:
         self.bias = build.empty(shape.outputs) if shape.bias else None
 
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
-        parts, first = {}, 0
-        for name, rows in self.shape.parts.items():
-            parts[name] = (first, rows)
-            first += rows
-        shard, replicated = self.shape.shard, self.shape.replicated
-        tensors = {"weight": (self.weight, Placement(parts, shard, replicated))}
+        tensors = {"weight": (self.weight, self.shape.placement())}
         if self.bias is not None:
-            # If inputs are cut (row parallel), every rank has the whole bias.
-            tensors["bias"] = (self.bias, Placement(parts, shard if shard and shard.dim == 0 else None, replicated))
+            tensors["bias"] = (self.bias, self.shape.placement(columns=False))
         return tensors
 
     def bind(self) -> tuple[tuple[LinearCall, ...], frozenset[str]]:
@@ -134,6 +150,14 @@ class _Plain:
         calls = tuple(partial(_call, op, weight, bias) for op in self.ops)
         del self.weight
         return calls, frozenset() if pack is None else frozenset({"weight"})
+
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        fill_normal(name, tensor, generator)
+
+
+def fill_normal(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill the tensor of parameter `name` with N(0, 0.02), the size of most weights, for `--load_format dummy`."""
+    tensor.normal_(0.0, 0.02, generator=generator)
 
 
 def _call(op: Op, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
@@ -170,7 +194,6 @@ class Build:
     granules: Mapping[str, int] = field(default_factory=dict)
     deterministic: bool = False
     mesh: Mesh = field(default_factory=Mesh)
-    linear_method: LinearMethod = field(default_factory=Unquantized)
     longest_request: int | None = None
     notes: dict[str, str] = field(default_factory=dict, init=False)
     resolutions: list[Resolution] = field(default_factory=list, init=False)

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from llmcore.api.errors import ConfigError
-from llmcore.layers.build import Bound, Build, LinearCall, LinearMethod, LinearShape
+from llmcore.layers.build import Bound, Build, LinearCall, LinearMethod, LinearShape, Unquantized
 from llmcore.layers.layer import Layer
 from llmcore.layers.step import Bucketed
+from llmcore.ops import Op
 from llmcore.weights.map import Placement, Shard
 
 
 class Linear(Layer):
     """x W^T + b.
 
+    The constructor only describes the linear. `create_linears` creates the tensors after the model is built, because
+    only the path in the model tells which modules of the checkpoint they are, and how these are quantized.
+
     `outputs`: the number of outputs, or checkpoint module -> its outputs for the modules that it stacks, in order.
     `shard`: the cut over a mesh group, along outputs (dim 0) or inputs (dim 1; the layer then sums over the ranks).
     `replicated`: stacked modules that every rank has whole.
     `weight`: another module's parameter, to use instead of a new one.
     `activation`: an op from [T, outputs] to [T, outputs / 2] that the layer applies to the result.
-    `method`: the LinearMethod, if it differs from the model's.
+    `method`: the LinearMethod of a linear that is never quantized as the checkpoint is.
     """
 
     def __init__(
@@ -49,74 +52,83 @@ class Linear(Layer):
         }
         total = build.mesh.share(outputs, columns, "outputs") if isinstance(outputs, int) else sum(parts.values())
         rows = build.mesh.share(inputs, shard if columns is None else None, "inputs")
-        method = build.linear_method if method is None else method
-        along = activation if activation in method.activations else None
-        shape = LinearShape(
-            inputs=rows,
-            outputs=total,
-            parts=parts,
-            bias=bias,
-            shard=shard,
-            replicated=replicated,
-            shared=weight,
-            activation=along,
+        self.shape = LinearShape(
+            inputs=rows, outputs=total, parts=parts, bias=bias, shard=shard, replicated=replicated, shared=weight
         )
-        self._after = None if activation == along else build.op(str(activation), size=total // 2)
+        self.build, self.method = build, method
+        self.placements: dict[str, Placement] = {}
+        self._activation, self._after = activation, tuple[Op, ...]()
+        self._bound: Bound | None = None
         self._calls: tuple[LinearCall, ...] = ()
         self._reduce = build.reduce(shard.group) if shard is not None and shard.dim == 1 else None
-        self.placements: dict[str, Placement] = {}
-        self._create = partial(_create, method, build, shape)
-        self._hold(method.create(shape, build), weight)
 
-    def _hold(self, bound: Bound, shared: nn.Parameter | None) -> None:
-        for name in self.placements:
-            delattr(self, name)
-        tensors = {} if shared is None else {"weight": (shared, Placement())}
-        self._bound, self.placements = bound, {}
-        for name, (parameter, placement) in {**tensors, **bound.tensors()}.items():
-            self.register_parameter(name, parameter)
-            self.placements[name] = placement
+    def create(self, name: str, method: LinearMethod | None) -> None:
+        """Create the tensors. `create_linears` calls it once.
 
-    def share(self, weight: nn.Parameter | None) -> None:
-        """Use another module's parameter as the weight, or with None create an own weight again.
+        `name`: the linear's path in the model. `method`: how its checkpoint is quantized; None if it is plain. A
+        linear that shares another module's weight has its own if it is quantized.
+        """
+        shape = replace(self.shape, name=name)
+        if method is None:
+            self._hold(self.method or Unquantized(), shape)
+        else:
+            self._hold(method, replace(shape, shared=None))
+
+    def share(self, weight: nn.Parameter) -> None:
+        """Use another module's parameter as the weight.
 
         The loader calls it before it fills anything, because it replaces all tensors of the linear.
         """
-        self._hold(self._create(weight), weight)
+        self._hold(Unquantized(), replace(self.shape, shared=weight))
+
+    def _hold(self, method: LinearMethod, shape: LinearShape) -> None:
+        for name in self.placements:
+            delattr(self, name)
+        fused = self._activation if self._activation in method.activations else None
+        after = None if fused else self._activation
+        self._after = () if after is None else self.build.op(after, size=shape.outputs // 2)
+        self.shape, self.placements = replace(shape, activation=fused), {}
+        self._bound = method.create(self.shape, self.build)
+        for name, (parameter, placement) in self._bound.tensors().items():
+            self.register_parameter(name, parameter)
+            self.placements[name] = placement
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Reorder the outputs: the new output i is the old output `rows[i]`.
 
         The owner of the linear calls it in `finish`, which the loader calls before the linear's `finish`. Raises
-        ConfigError if no tensor of the linear has one row per output.
+        ConfigError if the rows of a tensor are not single outputs, such as a scale per block of them.
         """
-        found = [tensor.data for tensor in self.parameters() if tensor.dim() and tensor.shape[0] == len(rows)]
-        if not found:
-            raise ConfigError(
-                "the outputs of a linear that is quantized like this cannot be put in another order; "
-                "use the model's unquantized checkpoint"
-            )
-        for tensor in found:
+        by_output = [name for name, placement in self.placements.items() if placement.by_output]
+        for tensor in (self.get_parameter(name).data for name in by_output):
+            if len(tensor) != len(rows):
+                raise ConfigError(
+                    f"the outputs of {self.shape.name}, which is quantized in blocks of outputs, cannot be put in "
+                    "another order; use the model's unquantized checkpoint"
+                )
             held = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
             held.copy_(held.index_select(0, rows.to(held.device)))
 
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Fill one of the linear's tensors, for `--load_format dummy`."""
+        self._created().fill_dummy(name, tensor, generator)
+
     def finish(self) -> None:
         """Bind the loaded tensors. The loader calls it once."""
-        self._calls, done = self._bound.bind()
+        self._calls, done = self._created().bind()
         for name in done:
             delattr(self, name)
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """x [T, inputs] -> [T, outputs], or [T, outputs / 2] with an activation."""
         y = self._calls[step.bucket](x)
-        if self._after is not None:
+        if self._after:
             y = self._after[step.bucket](y)
         return y if self._reduce is None else self._reduce[step.bucket](y)
 
-
-def _create(method: LinearMethod, build: Build, shape: LinearShape, weight: nn.Parameter | None) -> Bound:
-    """New tensors for an existing linear."""
-    return method.create(replace(shape, shared=weight), build)
+    def _created(self) -> Bound:
+        assert self._bound is not None, "a linear has no tensors before llmcore.layers.create_linears(model)"
+        return self._bound
 
 
 class QKVLinear(Linear):
@@ -148,18 +160,12 @@ class PairedQKV(QKVLinear):
     def __init__(self, build: Build, inputs: int, *, key_size: int, rotated: int, **more: Any) -> None:
         super().__init__(build, inputs, key_size=key_size, **more)
         self._order = torch.cat((apart(rotated), torch.arange(rotated, key_size)))
-        if other := ", ".join(sorted(self.placements.keys() - {"weight", "bias"})):
-            raise ConfigError(
-                f"rope of neighbours needs plain weights, not quantized ones with {other}; "
-                "use the model's unquantized checkpoint"
-            )
 
     def finish(self) -> None:
         """Reorder the rows, then bind. The loader calls it once."""
-        rows, size = torch.arange(self.get_parameter("weight").shape[0]), len(self._order)
-        for part in ("q_proj", "k_proj"):
-            found = rows.narrow(0, *self.placements["weight"].parts[part]).view(-1, size)
-            found.copy_(found[:, self._order])
+        rows = torch.arange(self.shape.outputs)
+        turned = rows[: self.shape.parts["q_proj"] + self.shape.parts["k_proj"]].view(-1, len(self._order))
+        turned.copy_(turned[:, self._order])
         self.reorder(rows)
         super().finish()
 

@@ -32,7 +32,7 @@ class RMSNorm(Layer):
         y: tuple[torch.Tensor, torch.Tensor] = self._add_norm[step.bucket](x, residual, self.weight, self.eps)
         return y
 
-    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
         """Fill with ones, for `--load_format dummy`."""
         tensor.fill_(1.0)
 
@@ -48,7 +48,7 @@ class OffsetRMSNorm(RMSNorm):
         """Add 1 to the loaded weight. The loader calls it once."""
         self.weight.data.add_(1.0)
 
-    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
         """Fill with zeros; `finish` adds the one."""
         tensor.zero_()
 
@@ -78,6 +78,6 @@ class LayerNorm(Layer):
         )
         return total
 
-    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
         """Fill with ones, biases too, for `--load_format dummy`."""
         tensor.fill_(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from llmcore.api.errors import ConfigError, did_you_mean
 from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, QuantMethodSpec
@@ -14,11 +15,15 @@ from llmcore.registry.resolve import REFERENCE, device_misfit
 
 @dataclass(frozen=True)
 class Pins:
-    """The choices of modes and `--kernel`, which hold before kernels are resolved. `kernels`: op -> kernel name."""
+    """The choices of modes and `--kernel`, which hold before kernels are resolved.
+
+    `kernels`: op -> kernel name. `quant_options`: what the modes choose for the method `quant`.
+    """
 
     kernels: Mapping[str, str] = field(default_factory=dict)
     layout: str | None = None
     quant: str | None = None
+    quant_options: Mapping[str, int | str | bool] = field(default_factory=dict)
 
 
 def apply_modes(
@@ -33,9 +38,9 @@ def apply_modes(
     malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.blueprint.Blueprint` also
     checks whether a mode fits a model.
     """
-    pinned: dict[tuple[str, ...], tuple[str, str]] = {}
+    pinned: dict[tuple[str, ...], tuple[Any, str]] = {}
 
-    def pin(what: tuple[str, ...], value: str, source: str) -> None:
+    def pin(what: tuple[str, ...], value: Any, source: str) -> None:
         other, owner = pinned.setdefault(what, (value, source))
         if other != value:
             raise ConfigError(f"{owner} pins {' '.join(what)} to {other!r}, {source} to {value!r}; give one of them")
@@ -45,17 +50,27 @@ def apply_modes(
         pin(("kernel", op), kernel, f"--kernel {op}={kernel}")
     for name in names:
         mode = check_mode(name, registry, device.type, lambda mode: mode_misfit(mode, registry, device))
-        bundle: dict[tuple[str, ...], str | None] = {("layout",): mode.layout, ("quant",): mode.quant}
+        bundle: dict[tuple[str, ...], Any] = {("layout",): mode.layout, ("quant",): mode.quant}
         bundle |= {("kernel", op): kernel for op, kernel in mode.kernels.items()}
+        bundle |= {("quant option", option): value for option, value in mode.quant_options.items()}
         for what, value in bundle.items():
             if value is not None:
                 pin(what, value, f"--mode {name}")
     chosen = {what: value for what, (value, _) in pinned.items()}
-    return Pins(
+    pins = Pins(
         kernels={what[1]: value for what, value in chosen.items() if what[0] == "kernel"},
         layout=chosen.get(("layout",)),
         quant=chosen.get(("quant",)),
+        quant_options={what[1]: value for what, value in chosen.items() if what[0] == "quant option"},
     )
+    if pins.quant_options and pins.quant is None:
+        option = next(iter(pins.quant_options))
+        quantizing = sorted(mode.name for mode, _ in registry.specs(ModeSpec) if mode.quant is not None)
+        raise ConfigError(
+            f"{pinned['quant option', option][1]} chooses the {option} of a mode that quantizes weights, and no such "
+            f"mode is given; give one beside it: {', '.join(quantizing) or 'no plugin brings any'}"
+        )
+    return pins
 
 
 def mode_misfit(

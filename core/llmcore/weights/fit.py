@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -47,12 +47,11 @@ class Fit:
 
     def __init__(self, model: nn.Module, sizes: Sizes, weights: WeightMap, mesh: Mesh) -> None:
         self.model, self.weights, self.mesh = model, weights, mesh
-        self.elsewhere: Callable[[str], bool] = getattr(model, "elsewhere", lambda name: False)
+        self.elsewhere = _elsewhere(model)
         targets = {name: weights.targets(name) for name in sizes}
         paths = parameter_paths(model)
         filled = {target.name for found in targets.values() for target in found}
-        untied, tied = _hold_own(model, paths, filled), self._tie(paths, filled)
-        self.paths = parameter_paths(model) if tied or untied else paths
+        self.paths = parameter_paths(model) if tie(model, weights, filled) else paths
         self.first = first_names(model)
         self.parameters = {name: model.get_parameter(path).data for name, path in self.paths.items()}
         self.placements = placements(model)
@@ -68,28 +67,6 @@ class Fit:
             self._add(name, weights.shape(name, shape), targets[name])
         self._check(sizes)
 
-    def _tie(self, paths: Mapping[str, str], filled: Collection[str]) -> bool:
-        """Let parameters that the checkpoint lacks share memory with the parameters that `WeightMap.tie` names.
-
-        Returns True if any were tied.
-        """
-        rules = {name: source for name, source in self.weights.tie.items() if not self.elsewhere(name)}
-        for name in (name for rule in rules.items() for name in rule):
-            if name not in paths and not self.elsewhere(name):
-                raise ConfigError(
-                    f"WeightMap: tie names {name!r}, which the model does not have; the author of the family has to "
-                    f"name parameters of its modules, such as {', '.join(list(paths)[:3])}"
-                )
-        lacking = {name: source for name, source in rules.items() if name not in filled and source in paths}
-        for name, source in lacking.items():
-            shared = self.model.get_parameter(paths[source])
-            module, leaf = _owner(self.model, paths[name])
-            if (share := getattr(module, "share", None)) is not None:
-                share(shared)
-            else:
-                setattr(module, leaf, shared)
-        return bool(lacking)
-
     def _add(self, name: str, shape: tuple[int, ...], targets: tuple[Target, ...]) -> None:
         """Add the pieces of checkpoint tensor `name`. Several targets share its rows, in order."""
         if not targets or any(self.elsewhere(target.name) for target in targets):
@@ -100,17 +77,17 @@ class Fit:
         targets = parts
         pieces, first = [], 0
         for target in targets:
-            into = self._part(target)
+            into, placement = self._part(target), self.placements[target.name]
             if into is None:
                 self.unexpected.append(name)
                 return
-            shard = self.placements[target.name].shard_of(target.part)
+            shard = placement.shard_of(target.part)
             wanted = _whole(into, shard, self.mesh)
-            rows = None if len(targets) == 1 else (first, wanted[0])
+            rows = (first, wanted[0]) if placement.by_output and len(targets) > 1 else None
             pieces.append(Piece(target.name, into, rows, shard))
             first += 0 if rows is None else wanted[0]
             self.lacking.discard((self.first[target.name], target.part))
-        needed = wanted if len(targets) == 1 else (first, *wanted[1:])
+        needed = wanted if rows is None else (first, *wanted[1:])
         if needed not in (shape, flat):
             self.mismatched.append(f"{name} is {list(shape)}, {targets[0].name} needs {list(needed)}")
             return
@@ -240,34 +217,36 @@ def placements(model: nn.Module) -> defaultdict[str, Placement]:
     return found
 
 
-def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Collection[str]) -> bool:
-    """Let a linear that shares its weight have its own, if the checkpoint has more tensors for it than a weight.
+def tie(model: nn.Module, weights: WeightMap, filled: Collection[str]) -> bool:
+    """Let parameters that the checkpoint lacks share memory with the parameters that `WeightMap.tie` names.
 
-    Such a linear is a quantized head in a model whose config ties it to the embedding. The checkpoint does not say
-    whether the two are equal. Returns True if any linear was untied.
+    `filled`: the names of the parameters that the checkpoint fills. Returns True if any were tied. Raises ConfigError
+    if a rule names a module that the model does not have.
     """
-    first = first_names(model)
-    shared = Counter(first.values())
-    found = False
-    for name in (name for name, other in first.items() if shared[other] > 1):
-        (module, leaf), inside = _owner(model, paths[name]), name.rpartition(".")[0]
-        share: Callable[[nn.Parameter | None], None] | None = getattr(module, "share", None)
-        more = {target.removeprefix(f"{inside}.") for target in filled if target.startswith(f"{inside}.")}
-        more -= dict(module.named_parameters()).keys()
-        if share is None or not more:
-            continue
-        weight = module.get_parameter(leaf)
-        share(None)
-        if not more <= dict(module.named_parameters()).keys():
-            share(weight)  # The extra tensors do not fit this linear: `Fit` lists them in its error.
-            continue
-        found = True
-        logger.warning(
-            "The checkpoint has a quantized %s of its own, although the model's config ties it (tie_word_embeddings); "
-            "it is used.",
-            inside,
-        )
-    return found
+    paths, elsewhere = parameter_paths(model), _elsewhere(model)
+    rules = {name: source for name, source in weights.tie.items() if not elsewhere(name)}
+    # A quantized linear has no parameter `weight`, so modules are compared.
+    modules = {name.rpartition(".")[0] for name in paths}
+    for name in (name for rule in rules.items() for name in rule):
+        if name.rpartition(".")[0] not in modules and not elsewhere(name):
+            raise ConfigError(
+                f"WeightMap: tie names {name!r}, which the model does not have; the author of the family has to "
+                f"name parameters of its modules, such as {', '.join(list(paths)[:3])}"
+            )
+    lacking = {name: source for name, source in rules.items() if name not in filled and {name, source} <= paths.keys()}
+    for name, source in lacking.items():
+        shared = model.get_parameter(paths[source])
+        module, leaf = _owner(model, paths[name])
+        if (share := getattr(module, "share", None)) is not None:
+            share(shared)
+        else:
+            setattr(module, leaf, shared)
+    return bool(lacking)
+
+
+def _elsewhere(model: nn.Module) -> Callable[[str], bool]:
+    """(a parameter's name) -> True if it belongs to another slice of the model."""
+    return getattr(model, "elsewhere", lambda name: False)
 
 
 def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:

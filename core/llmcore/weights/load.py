@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from llmcore.api.protocols import Checkpoint
+from llmcore.layers.build import fill_normal
+from llmcore.layers.linear import Linear
 from llmcore.layers.mesh import Mesh
-from llmcore.weights.fit import Fit, Piece, Shared, family_name, first_names, placements
-from llmcore.weights.map import Sizes, Target, WeightMap
+from llmcore.weights.fit import Fit, Piece, Shared, family_name
+from llmcore.weights.map import Placement, WeightMap
 
 Progress = Callable[[int], None]
 """Called after each tensor that was read, with its size in bytes."""
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The parameters of a model on one rank, counted.
+
+    `parameters`: the numbers that they stand for. A quantized linear counts as many as a plain one.
+    `bytes`: what they take. `tensors`: the tensors of a checkpoint that fill them, one for each part.
+    `rows`: the numbers of rows of these tensors, as far as they are matrices.
+    """
+
+    parameters: int
+    bytes: int
+    tensors: int
+    rows: frozenset[int]
 
 
 def load_weights(
@@ -25,8 +42,8 @@ def load_weights(
     *,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
-) -> int:
-    """Fill the parameters of `model` and bind its linears; returns the size of the parameters in bytes.
+) -> Weighed:
+    """Fill the parameters of `model`, whose linears are created, and bind its linears; returns what was filled.
 
     Checks the headers first: one ConfigError lists missing tensors, unexpected tensors and wrong shapes. At any time
     at most one tensor is in memory beside the parameters.
@@ -50,51 +67,45 @@ def load_weights(
         if progress is not None:
             progress(tensor.nbytes)
         del tensor, piece, part
-    total = sum(parameter.nbytes for parameter in model.parameters())
+    weighed = weigh(model)
     del fit, shared
     finish(model)
-    return total
+    return weighed
 
 
-def dummy_weights(model: nn.Module, seed: int = 0) -> int:
+def dummy_weights(model: nn.Module, seed: int = 0) -> Weighed:
     """Fill the parameters with `fill_dummy` of their module, else with N(0, 0.02), and bind the linears.
 
-    A parameter's numbers depend only on its name and `seed`. Returns the size of the parameters in bytes.
+    A parameter's numbers depend only on its name and `seed`. Returns what was filled.
     """
-    total = 0
     modules = dict(model.named_modules())
     for path, parameter in model.named_parameters():
-        total += parameter.nbytes
         if (name := family_name(model, path)) is not None:
             generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()) + seed)
-            fill = getattr(modules[path.rpartition(".")[0]], "fill_dummy", _normal)
-            fill(parameter.data, generator)
+            module, _, leaf = path.rpartition(".")
+            getattr(modules[module], "fill_dummy", fill_normal)(leaf, parameter.data, generator)
+    weighed = weigh(model)
     finish(model)
-    return total
+    return weighed
 
 
-def stored_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that a checkpoint has for `model`, by path; a parameter with parts has one for each."""
-    found = placements(model)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path, parameter in model.named_parameters():
-        placement = found[family_name(model, path) or path]
-        for part, (_, rows) in placement.parts.items():
-            shapes[f"{path}.{part}"] = (rows, *parameter.shape[1:])
-        if not placement.parts:
-            shapes[path] = tuple(parameter.shape)
-    return shapes
-
-
-def filled_shapes(model: nn.Module, sizes: Sizes, weights: WeightMap) -> dict[str, tuple[int, ...]]:
-    """Shapes of the checkpoint's tensors that fill a loaded `model`; of two that fill the same parameter, one."""
-    first, found, taken = first_names(model), dict[str, tuple[int, ...]](), set[Target]()
-    for name, shape in weights.wanted(sizes).items():
-        targets = {replace(target, name=first.get(target.name, target.name)) for target in weights.targets(name)}
-        if not targets <= taken:
-            found[name] = shape
-        taken |= targets
-    return found
+def weigh(model: nn.Module) -> Weighed:
+    """Count the parameters of a model whose linears are created and not yet bound. A shared one counts once."""
+    parameters, size, seen, rows = 0, 0, set[nn.Parameter](), list[int | None]()
+    for module in model.modules():
+        own = {leaf: tensor for leaf, tensor in module.named_parameters(recurse=False) if tensor not in seen}
+        seen.update(own.values())
+        size += sum(tensor.nbytes for tensor in own.values())
+        counted = own
+        if isinstance(module, Linear) and own.keys() - {"bias"}:
+            parameters += module.shape.inputs * module.shape.outputs
+            counted = {"bias": own["bias"]} if "bias" in own else {}
+        parameters += sum(tensor.numel() for tensor in counted.values())
+        for leaf, tensor in own.items():
+            placement: Placement = getattr(module, "placements", {}).get(leaf, Placement())
+            parts = [count for _, count in placement.parts.values()] or list(tensor.shape[:1])
+            rows += [count if tensor.dim() == 2 else None for count in parts]
+    return Weighed(parameters, size, len(rows), frozenset(count for count in rows if count is not None))
 
 
 def finish(model: nn.Module) -> None:
@@ -102,10 +113,6 @@ def finish(model: nn.Module) -> None:
     for module in model.modules():
         if (done := getattr(module, "finish", None)) is not None:
             done()
-
-
-def _normal(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    tensor.normal_(0.0, 0.02, generator=generator)
 
 
 def _cut(tensor: torch.Tensor, piece: Piece, mesh: Mesh) -> torch.Tensor:

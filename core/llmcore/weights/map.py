@@ -35,11 +35,14 @@ class Placement:
 
     `parts`: name of a part -> (first row, number of rows) on this rank; {} if one tensor fills the whole parameter.
     `shard`: the cut over the ranks. `replicated`: the parts that every rank has whole although the others are cut.
+    `by_output`: each row belongs to one output of a linear. A parameter without rows of outputs is the same in
+      whatever order the outputs are; the one tensor of a checkpoint that has stacked the parts fills each part whole.
     """
 
     parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     shard: Shard | None = None
     replicated: frozenset[str] = frozenset()
+    by_output: bool = True
 
     def shard_of(self, part: str | None) -> Shard | None:
         """The shard of a part; None for a part that every rank has whole."""

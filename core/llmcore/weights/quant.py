@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcore.api.errors import ConfigError, PluginError
 from llmcore.api.models import ModelConfig
 from llmcore.api.protocols import Checkpoint, QuantMethod
 from llmcore.api.specs import PluginInfo, QuantMethodSpec
 from llmcore.registry.loader import load
-from llmcore.registry.registry import Registry, either_of, fix_for
+from llmcore.registry.registry import Registry, either_of, fix_for, known_plugins
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,16 @@ class Quantized:
 
 
 def find_quantization(
-    registry: Registry, hf: Mapping[str, Any], config: ModelConfig, pin: str | None = None
+    registry: Registry,
+    hf: Mapping[str, Any],
+    config: ModelConfig,
+    pin: str | None = None,
+    options: Mapping[str, int | str | bool] | None = None,
 ) -> Quantized | None:
     """The method for a model whose config.json is `hf`; None if its weights are not quantized and stay so.
 
-    `pin`: the method that a mode names. Raises ConfigError if no method, or not this one, reads the checkpoint; the
-    error names the methods that do.
+    `pin`: the method that a mode names. `options`: what modes choose for it, if it quantizes a plain checkpoint.
+    Raises ConfigError if no method, or not this one, reads the checkpoint; the error names the methods that do.
     """
     quantization = hf.get("quantization_config") or {}
     if not isinstance(quantization, Mapping):
@@ -45,16 +52,20 @@ def find_quantization(
                 f"the weights are quantized with {describe(quantization)}; the mode's quantization method {pin} does "
                 f"not read that, {who} does: leave out the mode, or use another checkpoint"
             )
+        if quantization and options:
+            raise ConfigError(
+                f"a mode chooses the {next(iter(options))} of {pin}, but the weights are quantized; leave it out"
+            )
     elif quantization:
         spec = _reader(registry, quantization)
     else:
         return None
-    return Quantized(spec.name, _make(registry, spec, quantization, config))
+    return Quantized(spec.name, _make(registry, spec, quantization or options or {}, config))
 
 
-def unquantized(quantized: Quantized | None, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with the names and tensors that the model loads."""
-    return checkpoint if quantized is None else quantized.method.checkpoint(checkpoint)
+def unquantized(quantized: Quantized | None, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
+    """The checkpoint with the names and tensors that the model loads. See QuantMethod."""
+    return checkpoint if quantized is None else quantized.method.checkpoint(checkpoint, device)
 
 
 def describe(quantization: Mapping[str, Any]) -> str:
@@ -82,6 +93,12 @@ def _reader(registry: Registry, quantization: Mapping[str, Any]) -> QuantMethodS
         raise ConfigError(
             f"the weights are quantized with {describe(quantization)}, which is read by {either_of(found)}, or give a "
             "mode that pins one"
+        )
+    name = quantization.get("quant_method")
+    if dist := known_plugins().get(str(name)):
+        raise ConfigError(
+            f"the weights are quantized with {describe(quantization)}, which {dist} reads, and it is not active: "
+            f"pip install {dist}, and let --plugins select it"
         )
     known = [spec for spec, _ in registry.specs(QuantMethodSpec) if spec.reads is not None]
     methods = "; ".join(f"{spec.name}: {spec.summary}" for spec in known) or "none"

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 
+QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""The file in which a tool describes the weights that it quantized -> the name of its `quant_method`."""
+
 Sizes = dict[str, tuple[tuple[int, ...], str]]
 
 
@@ -41,6 +44,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json in directory `path`, whose `quantization_config` may come from another place.
+
+    It may be part of `text_config`, or a file of its own (see `QUANTIZATION_FILES`), which gets a `quant_method` if
+    it does not name one. Raises ConfigError for a broken file.
+    """
+    config = read_json(path / "config.json")
+    text = config.get("text_config")
+    found = config.get("quantization_config") or (isinstance(text, dict) and text.get("quantization_config"))
+    for name, method in QUANTIZATION_FILES.items():
+        if not found and (path / name).is_file():
+            found = {"quant_method": method, **read_json(path / name)}
+    return {**config, "quantization_config": found} if found else config
+
+
 class SafetensorsCheckpoint:
     """A protocols.Checkpoint. It maps tensors from their files, in the order in which the files store them.
 
@@ -49,7 +67,7 @@ class SafetensorsCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._config = read_json(path / "config.json")
+        self._config = read_config(path)
         self._files = {file: read_header(file) for file in _files(path)}
         self._sizes: Sizes = {}
         for file, sizes in self._files.items():

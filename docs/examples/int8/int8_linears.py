@@ -16,55 +16,58 @@ class Int8:
     """protocols.QuantMethod. It uses the checkpoint's names, so it takes the checkpoint unchanged."""
 
     def __init__(self, quantization, config):
-        self.linear_method = linear_method()
+        pass
 
-    def checkpoint(self, checkpoint):
+    def checkpoint(self, checkpoint, device):
+        self.stored = checkpoint.sizes()
         return checkpoint
+
+    def method_for(self, modules):
+        """A linear stacks several modules (q, k and v). The scales tell which are quantized, if weights are there."""
+        quantized = all(f"{module}.weight_scale" in self.stored for module in modules)
+        return linear_method() if quantized or not self.stored else None
 
 
 def linear_method():
     import torch
-    from llmcore.api import TOKEN_BUCKETS, Placement
-    from llmcore.layers import DTYPES
+    from llmcore.api import TOKEN_BUCKETS
+    from llmcore.layers import DTYPES, fill_normal
 
     class Tensors:
         """layers.Bound: the tensors of one linear."""
 
         def __init__(self, shape, build):
-            self.shape, self.found, row = shape, {}, 0
-            parts = {}
-            for name, rows in shape.parts.items():
-                parts[name], row = (row, rows), row + rows
-            by_row = (
-                shape.shard if shape.shard and shape.shard.dim == 0 else None
-            )  # a tensor without columns is not cut there
-            whole, rows = (Placement(parts, cut, shape.replicated) for cut in (shape.shard, by_row))
+            self.found = {}
 
             def add(name, dtype, place, *size):
                 data = torch.empty(size, dtype=dtype, device=build.torch_device)
                 self.found[name] = torch.nn.Parameter(data, requires_grad=False), place
 
-            if shape.shared is None:
-                add("weight", torch.int8, whole, shape.outputs, shape.inputs)
-                add("weight_scale", torch.float32, rows, shape.outputs)
+            add("weight", torch.int8, shape.placement(), shape.outputs, shape.inputs)
+            add("weight_scale", torch.float32, shape.placement(columns=False), shape.outputs)
             if shape.bias:
-                add("bias", DTYPES[build.config.dtype], rows, shape.outputs)
+                add("bias", DTYPES[build.config.dtype], shape.placement(columns=False), shape.outputs)
 
         def tensors(self):
             return self.found
 
         def bind(self):
             held = {name: parameter.data for name, (parameter, _) in self.found.items()}
-            linear, bias, shared = torch.nn.functional.linear, held.get("bias"), self.shape.shared
-            if shared is not None:  # the embedding's table, which is not quantized
-                return (lambda x: linear(x, shared, bias),) * len(TOKEN_BUCKETS), frozenset()
-            weight, scale = held["weight"], held["weight_scale"]
+            weight, scale, bias = held["weight"], held["weight_scale"], held.get("bias")
 
             def call(x):
-                y = (linear(x.float(), weight.float()) * scale).to(x.dtype)
+                y = (torch.nn.functional.linear(x.float(), weight.float()) * scale).to(x.dtype)
                 return y if bias is None else y + bias
 
             return (call,) * len(TOKEN_BUCKETS), frozenset()
+
+        def fill_dummy(self, name, tensor, generator):
+            if name == "weight":
+                tensor.random_(-127, 128, generator=generator)
+            elif name == "weight_scale":
+                tensor.fill_(0.02 / 73)  # 73 is the standard deviation of the codes
+            else:
+                fill_normal(name, tensor, generator)
 
     class Linears:
         """layers.LinearMethod."""

@@ -1,9 +1,8 @@
-"""The DeepSeek families V2 and V3, the ops and KV layout of their attention, and the FP8 format of V3's weights."""
+"""The DeepSeek families V2 and V3, and the ops and KV layout of their attention."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from llmcore.api import KVLayoutSpec, ModelSpec, OpSpec, QuantMethodSpec, hookimpl
+from llmcore.api import KVLayoutSpec, ModelSpec, OpSpec, hookimpl
 
 
 @hookimpl
@@ -44,22 +43,6 @@ def register_kv_layouts() -> Iterable[KVLayoutSpec]:
         make="llmcore_deepseek.layout:LatentLayout",
         summary="one row per token for all heads: the latent and the rotated part of the key",
     )
-
-
-@hookimpl
-def register_quant_methods() -> Iterable[QuantMethodSpec]:
-    """`fp8-block`: FP8 weights with a scale per block (DeepSeek-V3, Qwen3-FP8), read as plain weights."""
-    yield QuantMethodSpec(
-        name="fp8-block",
-        make=f"{__name__}.fp8_block:make",
-        reads=f"{__name__}:reads_fp8_blocks",
-        summary="quant_method fp8 with a weight_block_size, dequantized to the compute type as it is read",
-    )
-
-
-def reads_fp8_blocks(quantization: Mapping[str, Any]) -> bool:
-    """True if FP8 weights have a scale per block. A scale per tensor or per row needs another method."""
-    return quantization.get("quant_method") == "fp8" and quantization.get("weight_block_size") is not None
 
 
 def _family(version: str, architecture: str, summary: str) -> ModelSpec:

@@ -15,11 +15,13 @@ from llmcore.api import specs
 from llmcore.api.models import KVGroupSpec
 from llmcore.api.protocols import Checkpoint, Device, QuantMethod
 from llmcore.api.specs import DeviceInfo, DType, KernelSpec, OpContext, OpSpec
+from llmcore.layers import Build, Linear, LinearMethod, Rows, create_linears
 from llmcore.layers.layout import Layout
 from llmcore.ops import Shape, made
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, candidates_for, describe, why_not
+from llmcore.weights.load import dummy_weights
 from llmcore.weights.source import open_checkpoint
 
 from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, check_each, check_readers, loaded
@@ -72,7 +74,7 @@ def _module(op: OpSpec) -> Any:
 
 
 class _Sizes(dict[str, Any]):
-    """A shape in which every size is 8."""
+    """A shape in which every size that it does not name is 8."""
 
     def __missing__(self, name: str) -> int:
         return 8
@@ -82,7 +84,7 @@ class _Sizes(dict[str, Any]):
 
 
 def _check_cost(module: Any) -> None:
-    moved, flops = module.cost(_Sizes())
+    moved, flops = module.cost(_Sizes(_shapes(module)[0]))
     assert math.isfinite(moved) and math.isfinite(flops), "it is not finite"
     assert moved > 0 and flops >= 0, f"it says {moved} bytes, {flops} flops"
 
@@ -265,15 +267,39 @@ def check_register_quant_methods(registry: Registry, plugin: str, samples: Seque
             quantization = checkpoint.config().get("quantization_config") or {}
             if reads(quantization) if quantization else spec.plain:
                 read.append(sample)
-                _check_quant_method(make(quantization, CONFIG), checkpoint)
+                _check_quant_method(registry, make(quantization, CONFIG), checkpoint)
         return read
 
     return check_readers(registry, plugin, specs.QuantMethodSpec, "method", samples, check_method)
 
 
-def _check_quant_method(method: QuantMethod, checkpoint: Checkpoint) -> None:
-    check_checkpoint(method.checkpoint(checkpoint))
-    linears = method.linear_method
-    if linears is not None:
-        assert callable(linears.create), "its linear_method cannot create"
-        assert isinstance(linears.activations, frozenset), "activations of its linear_method is not a frozenset"
+_INPUTS, _OUTPUTS = 256, 128
+"""Sizes of a linear that all usual groups and blocks divide."""
+
+
+def _check_quant_method(registry: Registry, method: QuantMethod, checkpoint: Checkpoint) -> None:
+    """The wrapped checkpoint is complete, and has for every linear the tensors that its LinearMethod names."""
+    build = Build(registry=registry, config=CONFIG, device=CPU, torch_device=torch.device("cpu"))
+    read = method.checkpoint(checkpoint, build.torch_device)
+    linears: dict[str, LinearMethod] = {}
+    for module in {name.rpartition(".")[0] for name in checkpoint.sizes()}:
+        if (linear_method := method.method_for((module,))) is not None:
+            linears[module] = linear_method
+    check_checkpoint(read)
+    with all_problems() as problems:
+        for module, linear_method in linears.items():
+            with problems.of(f"the linear of {module}"):
+                stored = {name.rpartition(".")[2] for name in read.sizes() if name.rpartition(".")[0] == module}
+                _check_linear(build, linear_method, module, stored)
+
+
+def _check_linear(build: Build, method: LinearMethod, module: str, stored: set[str]) -> None:
+    assert isinstance(method.activations, frozenset), "activations of its LinearMethod is not a frozenset"
+    linear = Linear(build, _INPUTS, _OUTPUTS, bias="bias" in stored)
+    create_linears(linear, lambda modules: method)
+    named = {name for name, _ in linear.named_parameters()}
+    assert named == stored, f"it has {sorted(named)}, and the checkpoint {sorted(stored)}"
+    dummy_weights(linear)
+    found = linear(torch.ones(3, _INPUTS, dtype=build.dtype), Rows(1))
+    assert found.shape == (3, _OUTPUTS), f"3 tokens give {list(found.shape)} instead of {[3, _OUTPUTS]}"
+    assert bool(found.isfinite().all()), "drawn weights give numbers that are not finite: see its fill_dummy"

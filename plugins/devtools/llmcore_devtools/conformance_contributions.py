@@ -43,7 +43,7 @@ def check_register_modes(registry: Registry, plugin: str, samples: Sequence[Path
     kernels = {(spec.op, spec.name) for spec, _ in registry.specs(specs.KernelSpec)}
 
     def check(mode: specs.ModeSpec) -> None:
-        assert mode.layout or mode.kernels or mode.quant, "it pins nothing"
+        assert mode.layout or mode.kernels or mode.quant or mode.quant_options, "it pins nothing"
         with all_problems() as problems:
             if mode.layout is not None:
                 with problems.of():

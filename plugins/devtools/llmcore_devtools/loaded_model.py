@@ -13,11 +13,9 @@ from llmcore.api.specs import DeviceInfo, bucket_of
 from llmcore.config import Config
 from llmcore.engine.blueprint import Blueprint
 from llmcore.layers.step import KVStep, Step
-from llmcore.registry.loader import build_registry, load, select
-from llmcore.registry.modes import Pins
+from llmcore.registry.loader import build_registry, select
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
-from llmcore.weights.quant import unquantized
 from llmcore.weights.source import open_checkpoint, read_model
 
 from llmcore_devtools.kernels.attention_cases import Uploads
@@ -65,6 +63,7 @@ class LoadedModel:
         data_type: str | None = None,
         registry: Registry | None = None,
         kernels: Mapping[str, str] | None = None,
+        modes: Sequence[str] = (),
         granule: int = 1,
         tokens: int = 4096,
         requests: int = 16,
@@ -76,22 +75,19 @@ class LoadedModel:
         registry = registry or registry_for_tests()
         checkpoint = open_checkpoint(registry, path, weights=not dummy)
         family, self.config = read_model(registry, checkpoint.config(), data_type)
+        pins = [f"{op}={kernel}" for op, kernel in (kernels or {}).items()]
         plan = Blueprint(
             registry=registry,
             device=DeviceInfo("cpu") if device is None else device.info,
             family=family,
             model=self.config,
-            described=checkpoint.config(),
-            pins=Pins(kernels=kernels or {}),
+            checkpoint=checkpoint,
             granule=granule,
             longest_request=longest_request,
         )
-        self.model, self.build = plan.build(self.device)
-        if dummy:
-            self.weight_bytes = dummy_weights(self.model)
-        else:
-            checkpoint = unquantized(plan.quantized, checkpoint)
-            self.weight_bytes = load_weights(self.model, checkpoint, load(family.weights)(self.config))
+        self.model, self.build, names, filling, _ = plan.pinned(modes, pins).build(self.device)
+        weights = dummy_weights(self.model) if dummy else load_weights(self.model, filling, names)
+        self.weight_bytes = weights.bytes
         self.layouts = {group.name: self.build.layout(group.name) for group in self.config.kv_groups}
         granules = tokens // granule
         self.pools = {name: layout.tensors(granules, self.device) for name, layout in self.layouts.items()}

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from llmcore.api.specs import DType
+
+ScaleType = Literal["f32", "f16", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Scheme:
     codes: Literal["u4", "i8", "e4m3"]
     group: int = 0
     """Inputs that share a scale; 0: all of a row."""
-    scale: DType = "f16"
+    scale: ScaleType = "f16"
     zeros: bool = False
     ordered: bool = False
     """The groups are of inputs in another order (GPTQ's desc_act)."""
@@ -67,8 +68,8 @@ def unpacked(codes: torch.Tensor) -> torch.Tensor:
 
 def packed(nibbles: torch.Tensor) -> torch.Tensor:
     """u8 [N, K] from 0 to 15 -> u8 [N, K / 2]."""
-    pairs = nibbles.unflatten(-1, (-1, 2))
-    return pairs[..., 0] | pairs[..., 1] << 4
+    low, high = nibbles[..., 0::2], nibbles[..., 1::2]
+    return torch.bitwise_or(low, high << 4)
 
 
 def dequantized(
@@ -82,7 +83,7 @@ def dequantized(
     """The weight [N, K], its inputs in the linear's own order, computed in f32 and rounded once to `dtype`."""
     four = codes.dtype == torch.uint8
     values = (unpacked(codes) if four else codes).float()
-    groups = values.unflatten(-1, (scale.shape[-1], -1))
+    groups = values.reshape(*scale.shape, -1)
     offset = torch.full_like(scale, 8.0 if four else 0.0, dtype=torch.float32) if zero is None else zero.float()
     weight = ((groups - offset[..., None]) * scale.float()[..., None]).flatten(-2)
     if order is not None:

@@ -13,6 +13,7 @@ from types import ModuleType
 import llmcore_devtools
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from llmcore.api import ConfigError, KVGroupSpec, RequestError, specs
 from llmcore.api.hookspecs import HOOKS
@@ -167,7 +168,7 @@ def test_hook_register_quant_methods(tmp_path: Path) -> None:
     save_file({"x.weight_scale": np.asarray([2, 0.5], np.float32), "x.weight": weight}, tmp_path / "m.safetensors")
     assert check_plugin(registry, "register_quant_methods", [tmp_path])
     method = load(registry.find(specs.QuantMethodSpec, "int8-rows").make)({}, CONFIG)
-    plain = method.checkpoint(open_checkpoint(registry, tmp_path))
+    plain = method.checkpoint(open_checkpoint(registry, tmp_path), torch.device("cpu"))
     assert {name: read().tolist() for name, read in plain.tensors()} == {"x.weight": [[2, -4], [1.5, 2]]}
 
 

@@ -9,7 +9,7 @@ import torch
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import AttnSpec, KVGroupSpec, ModelConfig
 from llmcore.api.specs import DeviceInfo
-from llmcore.layers import Attention, Build, Linear, QKVLinear, RMSNorm
+from llmcore.layers import Attention, Build, Linear, QKVLinear, RMSNorm, create_linears
 from llmcore.layers.rope import Rope, RopeConfig
 from llmcore.layers.step import KVStep, Step
 from llmcore.ops import rms_norm, rope, rope_angles
@@ -42,6 +42,7 @@ def attention(eps: float = 1e-6, k_eps: float = 1e-6) -> tuple[Build, Attention]
         "norms": (RMSNorm(build, SIZE, eps), RMSNorm(build, SIZE, k_eps)),
     }
     layer = Attention(build, spec, group="all", index=0, **parts)
+    create_linears(layer)
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         parameter.data.normal_(generator=generator)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from built import CONFIG, build
-from llmcore.layers import CappedHead, Embedding, LMHead, Rows, ScaledEmbedding
+from llmcore.layers import CappedHead, Embedding, LMHead, Rows, ScaledEmbedding, create_linears
 from llmcore.weights.load import dummy_weights, finish
 
 VOCAB, SIZE = 10, 8
@@ -32,6 +32,7 @@ def test_a_tied_head_multiplies_with_the_table() -> None:
     embedding = Embedding(made, VOCAB, SIZE)
     head = LMHead(made, SIZE, VOCAB, weight=embedding.weight)
     dummy_weights(embedding)
+    create_linears(head)
     finish(head)
     torch.testing.assert_close(head(HIDDEN, Rows(1)), HIDDEN @ embedding.weight.T)
 
@@ -43,8 +44,9 @@ def test_capped_logits_stay_below_the_cap() -> None:
     table.weight.mul_(1000)
     plain_head = LMHead(made, SIZE, VOCAB, weight=table.weight)
     capped_head = CappedHead(made, SIZE, VOCAB, cap=5.0, weight=table.weight)
-    finish(plain_head)
-    finish(capped_head)
+    for head in (plain_head, capped_head):
+        create_linears(head)
+        finish(head)
     plain, capped = plain_head(HIDDEN, Rows(1)), capped_head(HIDDEN, Rows(1))
     assert plain.abs().max() > 5 >= capped.abs().max()
     assert capped.dtype == torch.float32

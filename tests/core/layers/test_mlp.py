@@ -9,7 +9,7 @@ import torch
 from llmcore.api import KernelSpec, ModelConfig, OpContext, PluginInfo, Requires, hookimpl
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import DeviceInfo
-from llmcore.layers import Bound, Build, GatedMLP, LinearShape, Rows
+from llmcore.layers import Bound, Build, GatedMLP, LinearShape, MethodFor, Rows, create_linears
 from llmcore.layers.build import Unquantized
 from llmcore.ops import linear_silu_and_mul
 from llmcore.registry.modes import Pins
@@ -56,8 +56,9 @@ def with_fused() -> Registry:
     return registry
 
 
-def run(build: Build) -> tuple[GatedMLP, list[torch.Tensor]]:
+def run(build: Build, method_for: MethodFor | None = None) -> tuple[GatedMLP, list[torch.Tensor]]:
     mlp = GatedMLP(build, 24, 40, bias=True)
+    create_linears(mlp, method_for)
     torch.manual_seed(0)
     for parameter in mlp.parameters():
         parameter.data.normal_(std=0.2)
@@ -100,8 +101,8 @@ def test_a_kernel_for_both_is_used_where_it_fits() -> None:
 
 
 def test_a_method_that_knows_no_activation_gets_it_applied() -> None:
-    made = build(linear_method=Plain())
-    _, results = run(made)
+    made = build()
+    _, results = run(made, lambda modules: Plain())
     assert "linear_silu_and_mul" not in {r.context.op for r in made.resolutions}
     for one, other in zip(results, run(build())[1], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -109,4 +110,4 @@ def test_a_method_that_knows_no_activation_gets_it_applied() -> None:
 
 def test_an_unknown_activation_is_named() -> None:
     with pytest.raises(ConfigError, match="no op 'no_such'"):
-        GatedMLP(build(), 24, 40, activation="no_such")
+        create_linears(GatedMLP(build(), 24, 40, activation="no_such"))

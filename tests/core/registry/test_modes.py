@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from llmcore.api.errors import ConfigError
-from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, PluginInfo
+from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, PluginInfo, QuantMethodSpec
 from llmcore.registry.modes import apply_modes, mode_misfit
 from llmcore.registry.registry import Registry
 
@@ -22,6 +22,10 @@ def modes_registry() -> Registry:
         ModeSpec(name="fp8kv", layout="token-fp8"),
         ModeSpec(name="w4", quant="awq"),
         ModeSpec(name="absent", kernels={"linear": "nobody"}),
+        ModeSpec(name="w8", quant="int8"),
+        ModeSpec(name="g64", quant_options={"group": 64}),
+        ModeSpec(name="g32", quant_options={"group": 32}),
+        QuantMethodSpec(name="int8", make="m:m", plain=True),
     ):
         registry.take(spec, mine)
     return registry
@@ -30,6 +34,9 @@ def modes_registry() -> Registry:
 def test_modes_and_pins_settle_layout_and_kernels() -> None:
     pins = apply_modes(["int8kv", "quick"], modes_registry(), DeviceInfo("cpu"), ["linear=fast"])
     assert (pins.kernels, pins.layout, pins.quant) == ({"linear": "fast"}, "token-int8", None)
+    assert not pins.quant_options
+    pins = apply_modes(["g64", "w8"], modes_registry(), DeviceInfo("cpu"))
+    assert (pins.quant, pins.quant_options) == ("int8", {"group": 64})
 
 
 @pytest.mark.parametrize(
@@ -40,7 +47,7 @@ def test_modes_and_pins_settle_layout_and_kernels() -> None:
         (
             ["qick"],
             [],
-            r"--mode qick: there is no such mode; modes that fit: int8kv, plain, quick. Did you mean quick",
+            "--mode qick: there is no such mode; modes that fit: g32, g64, int8kv, plain, quick, w8. Did you mean q",
         ),
         (
             ["fp8kv"],
@@ -49,6 +56,13 @@ def test_modes_and_pins_settle_layout_and_kernels() -> None:
         ),
         (["w4"], [], "needs quantization method awq"),
         (["absent"], [], "needs kernel nobody for linear"),
+        (["w8", "g64", "g32"], [], "--mode g64 pins quant option group to 64, --mode g32 to 32; give one of them"),
+        (
+            ["g64"],
+            [],
+            "--mode g64 chooses the group of a mode that quantizes weights, and no such mode is given; give one "
+            "beside it: w4, w8",
+        ),
         ([], ["linear"], "'linear' is no pin: it needs the form op=kernel"),
         ([], ["lineer=fast"], r"no op 'lineer'; known: linear. Did you mean linear\?"),
     ],

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 from llmcore.api.errors import ConfigError, PluginError
 from llmcore.api.models import LayerInfo
-from llmcore.api.specs import KernelSpec, KVLayoutSpec, ModelSpec, OpSpec, SchedulerSpec, WeightLoaderSpec
+from llmcore.api.specs import (
+    KernelSpec,
+    KVLayoutSpec,
+    ModelSpec,
+    OpSpec,
+    QuantMethodSpec,
+    SchedulerSpec,
+    WeightLoaderSpec,
+)
 from llmcore.config import Config, Plugins
 from llmcore.registry.loader import build_registry, collect
 from llmcore.registry.registry import Registry, known_plugins
@@ -222,7 +230,7 @@ def test_known_plugins_are_those_of_this_tree() -> None:
     }
     models = registry_of().specs(ModelSpec)
     brought = {name: plugin.dist for spec, plugin in models for name in spec.architectures if plugin.dist in dists}
-    for kind in (OpSpec, KVLayoutSpec):
+    for kind in (OpSpec, KVLayoutSpec, QuantMethodSpec):
         brought |= {spec.name: plugin.dist for spec, plugin in registry_of().specs(kind) if plugin.dist in dists}
     assert known_plugins() == brought, "run `python scripts/generate_docs.py`"
     assert known_plugins()["LlamaForCausalLM"] == "plugin-llama"

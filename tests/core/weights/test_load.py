@@ -23,11 +23,11 @@ def test_parts_are_stacked() -> None:
     whole = model(qkv=Cell(5, 2, placement=Placement({"q": (0, 3), "k": (3, 2)})))
     q, k = torch.rand(3, 2), torch.rand(2, 2)
     seen: list[int] = []
-    total = load_weights(
+    weighed = load_weights(
         whole, Held(k__weight=k, q__weight=q), WeightMap(fuse={"qkv": ("q", "k")}), progress=seen.append
     )
     assert torch.equal(whole.qkv.weight, torch.cat((q, k)))
-    assert (total, sorted(seen)) == (40, [16, 24])
+    assert (weighed.bytes, sorted(seen)) == (40, [16, 24])
 
 
 def test_one_tensor_is_split() -> None:
@@ -156,5 +156,5 @@ def test_sharded_safetensors_and_old_names(tmp_path: Path) -> None:
 
 def test_dummy_fills_every_parameter() -> None:
     whole = model(a=Cell(8, 8), b=Cell(3))
-    assert dummy_weights(whole) == (64 + 3) * 4
+    assert dummy_weights(whole).bytes == (64 + 3) * 4
     assert all(bool(parameter.isfinite().all()) for parameter in whole.parameters())

@@ -35,14 +35,15 @@ def registry(*specs: QuantMethodSpec | ModeSpec) -> Registry:
 
 
 class Nothing:
-    linear_method = None
-
     def __init__(self, quantization: Mapping[str, Any], config: object) -> None:
         self.quantization = {"bits": 4, **quantization}
         assert len(self.quantization) / (self.quantization["bits"]) > 0
 
-    def checkpoint(self, checkpoint: Any) -> Any:
+    def checkpoint(self, checkpoint: Any, device: torch.device) -> Any:
         return checkpoint
+
+    def method_for(self, modules: Sequence[str]) -> None:
+        return None
 
 
 def is_w4(quantization: Mapping[str, Any]) -> bool:
@@ -68,16 +69,30 @@ def test_a_pin_decides() -> None:
         assert found is not None and found.name == pin
 
 
+def test_what_modes_choose_is_for_plain_checkpoints() -> None:
+    found = find_quantization(registry(W4, AT_LOAD), {}, CONFIG, "at-load", {"group": 64})
+    assert found is not None and isinstance(found.method, Nothing)
+    assert found.method.quantization == {"bits": 4, "group": 64}
+    with pytest.raises(ConfigError, match="chooses the group of w4, but the weights are quantized; leave it out"):
+        find_quantization(registry(W4), READ, CONFIG, "w4", {"group": 64})
+
+
 @pytest.mark.parametrize(
     ("specs", "quantization", "pin", "message"),
     [
         (
             [W4, AT_LOAD],
-            {"quant_method": "awq", "bits": 4},
+            {"quant_method": "w3", "bits": 4},
             None,
-            r"'awq' \(bits 4\), .*no plugin.*\(methods: w4: four",
+            r"'w3' \(bits 4\), .*no plugin.*\(methods: w4: four",
         ),
-        ([], {"quant_method": "awq"}, None, r"\(methods: none\); install one that does, or use .*unquantized"),
+        (
+            [],
+            {"quant_method": "awq"},
+            None,
+            r"'awq', which plugin-quantization reads, .* not active: pip install",
+        ),
+        ([], {"quant_method": "w3"}, None, r"\(methods: none\); install one that does, or use .*unquantized"),
         ([W4], {"bits": 4}, None, "a quantization_config without quant_method"),
         ([W4], "w4", None, "quantization_config in the model's config.json is 'w4' and has to be an object"),
         ([W4, OTHER], {"quant_method": "w4"}, None, "read by w4 of plugin 'mine', other of plugin 'mine'; leave one"),
@@ -127,13 +142,8 @@ class Int8Linear:
         self.scale = torch.nn.Parameter(torch.zeros(size[0], device=where), requires_grad=False)
 
     def tensors(self) -> Mapping[str, tuple[torch.nn.Parameter, Placement]]:
-        parts, first = {}, 0
-        for name, rows in self.shape.parts.items():
-            parts[name] = (first, rows)
-            first += rows
-        shard = self.shape.shard
-        rows = shard if shard is not None and shard.dim == 0 else None
-        return {"qweight": (self.qweight, Placement(parts, shard)), "scale": (self.scale, Placement(parts, rows))}
+        rows = self.shape.placement(columns=False)
+        return {"qweight": (self.qweight, self.shape.placement()), "scale": (self.scale, rows)}
 
     def bind(self) -> tuple[tuple[Any, ...], frozenset[str]]:
         def call(x: torch.Tensor) -> torch.Tensor:
@@ -141,15 +151,22 @@ class Int8Linear:
 
         return (call,) * 5, frozenset()
 
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        if name == "qweight":
+            tensor.random_(-127, 128, generator=generator)
+        else:
+            tensor.fill_(0.02 / 73.3)
+
 
 class Int8:
-    linear_method = Int8Linears()
-
     def __init__(self, quantization: Mapping[str, Any], config: object) -> None:
         self.stored = bool(quantization)
 
-    def checkpoint(self, checkpoint: Any) -> Any:
+    def checkpoint(self, checkpoint: Any, device: torch.device) -> Any:
         return checkpoint if self.stored else Int8Checkpoint(checkpoint)
+
+    def method_for(self, modules: Sequence[str]) -> Int8Linears:
+        return Int8Linears()
 
 
 def is_int8(quantization: Mapping[str, Any]) -> bool:

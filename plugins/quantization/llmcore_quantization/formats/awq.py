@@ -1,0 +1,87 @@
+"""AWQ of version gemm, as AutoAWQ and llm-awq's converters save it.
+
+`qweight` int32 [inputs, outputs / 8] and `qzeros` int32 [groups, outputs / 8]: nibble i of a word is its output
+`ORDER[i]`. `scales` [groups, outputs]. The weight is (q - z) * s. Source: AutoAWQ 0.2.9, utils/packing_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from llmcore.api import ModelConfig
+
+from llmcore_quantization.canonical import Scheme, packed
+from llmcore_quantization.checkpoint import CheckpointMethod
+from llmcore_quantization.formats.packed import (
+    HALF_OR_SINGLE,
+    Grid,
+    Header,
+    Packed,
+    Stored,
+    dtype_of,
+    fields,
+    group_size,
+    known,
+    matrix,
+    split,
+)
+from llmcore_quantization.targets import in_layers, listed, names
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def make(quantization: Mapping[str, Any], config: ModelConfig) -> CheckpointMethod:
+    """The QuantMethod for one checkpoint. Raises ConfigError for a variant that is not read."""
+    return CheckpointMethod(AWQ(quantization), config)
+
+
+class AWQ:
+    """A Format."""
+
+    name = "awq"
+    leaves = frozenset({"qweight", "qzeros", "scales"})
+    early: frozenset[str] = frozenset()
+    split = staticmethod(split)
+
+    def __init__(self, quantization: Mapping[str, Any]) -> None:
+        known(self.name, quantization, {"bits": (4,), "w_bit": (4,), "version": ("gemm",), "format": ("gemm",)})
+        self._group = group_size(quantization, "group_size", "q_group_size")
+        self._plain = names(quantization, "modules_to_not_convert")
+
+    def scheme(self, module: str) -> Scheme | None:
+        """The scheme by config alone."""
+        quantized = in_layers(module) and not listed(module, self._plain)
+        return Scheme(codes="u4", group=self._group, zeros=True) if quantized else None
+
+    def packed(self, module: str, headers: Mapping[str, Header], early: Mapping[str, torch.Tensor]) -> Packed | None:
+        """The module, from its headers."""
+        inputs, words = matrix(module, headers, "qweight")
+        grid = Grid(8 * words, inputs, 1, self._group or inputs)
+        groups = grid.shape[1]
+        return Packed(
+            outputs=grid.outputs,
+            inputs=inputs,
+            scheme=grid.scheme("u4", dtype_of(headers, "scales"), zeros=True),
+            tensors={
+                "codes": Stored("qweight", ((inputs, words),), ("I32",), _codes),
+                "scale": Stored("scales", ((groups, grid.outputs),), HALF_OR_SINGLE, grid.spread_from_rows),
+                "zero": Stored("qzeros", ((groups, words),), ("I32",), partial(_zeros, grid)),
+            },
+        )
+
+
+def _codes(words: torch.Tensor) -> torch.Tensor:
+    return packed(_outputs(words))
+
+
+def _zeros(grid: Grid, words: torch.Tensor) -> torch.Tensor:
+    return grid.spread(_outputs(words))
+
+
+def _outputs(words: torch.Tensor) -> torch.Tensor:
+    """int32 [X, outputs / 8] -> u8 [outputs, X]."""
+    order = torch.tensor(ORDER, device=words.device).argsort()
+    return fields(words, 4).view(*words.shape, 8)[..., order].flatten(-2).t()

@@ -1,0 +1,171 @@
+"""Linears with quantized weights: the LinearMethod of a Scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from llmcore.api import ConfigError, Placement
+from llmcore.layers import Bound, Build, LinearShape, fill_normal
+from torch import nn
+
+from llmcore_quantization.canonical import Scheme, shapes
+from llmcore_quantization.ops import shape_of
+from llmcore_quantization.rounding import LIMITS
+
+GROUPS = (128, 64, 32)
+"""The groups that errors offer, as modes do."""
+
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "linear.w4a16": ("codes", "scale", "zero", "order", "bias"),
+    "linear.w8a16": ("codes", "scale", "zero", "order", "bias"),
+    "linear.w8a8": ("codes", "scale", "input_scale", "bias"),
+    "linear.fp8_block": ("codes", "scale", "bias"),
+}
+"""Op -> the tensors that it takes after the inputs."""
+
+WHOLE = {"order", "input_scale"}
+"""The tensors of all inputs, which have no row per output."""
+
+SPREAD = 0.02
+"""The standard deviation of random weights."""
+
+
+def op_of(scheme: Scheme) -> str:
+    """The op that multiplies weights of a scheme. Raises ConfigError if there is none."""
+    if scheme.inputs == "plain":
+        return "linear.w4a16" if scheme.codes == "u4" else "linear.w8a16"
+    if scheme.codes != "u4" and not (scheme.zeros or scheme.ordered):
+        if scheme.inputs in ("row", "static") and scheme.group == 0:
+            return "linear.w8a8"
+        if scheme.inputs == "group" and scheme.group > 0 and scheme.codes == "e4m3":
+            return "linear.fp8_block"
+    raise ConfigError(f"no op multiplies weights of {scheme}; use the model's unquantized checkpoint")
+
+
+class Quantized:
+    """The LinearMethod of linears whose weights are quantized by one scheme.
+
+    Raises ConfigError if no op multiplies such weights.
+    """
+
+    activations: frozenset[str] = frozenset()
+
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme, self.op = scheme, op_of(scheme)
+
+    def create(self, shape: LinearShape, build: Build) -> Bound:
+        """The canonical tensors of one linear, and its bias.
+
+        Raises ConfigError if the scheme's groups do not divide the inputs, or if inputs in another order are cut over
+        ranks.
+        """
+        return _Tensors(self.scheme, self.op, shape, build)
+
+
+class _Tensors:
+    """layers.Bound. A tensor of all inputs has a part for each module that the linear stacks."""
+
+    def __init__(self, scheme: Scheme, op: str, shape: LinearShape, build: Build) -> None:
+        self.scheme, self.op, self.shape = scheme, op, shape
+        self.calls = build.op(op, **shape_of(scheme, shape.inputs, shape.outputs, shape.bias))
+        cut = shape.shard is not None and shape.shard.dim == 1 and build.mesh.size(shape.shard.group) > 1
+        if scheme.ordered and cut:
+            raise ConfigError(
+                f"{shape.name} has groups of inputs in another order (desc_act), which cannot be cut over ranks"
+            )
+        self.held: dict[str, tuple[nn.Parameter, Placement]] = {}
+        for name, (size, dtype) in self._sizes().items():
+            placement = self._whole(size[0]) if name in WHOLE else self._placement(name)
+            length = size[0] * max(1, len(placement.parts)) if name in WHOLE else size[0]
+            data = torch.empty(length, *size[1:], dtype=dtype, device=build.torch_device)
+            self.held[name] = nn.Parameter(data, requires_grad=False), placement
+        if shape.bias:
+            self.held["bias"] = build.empty(shape.outputs), shape.placement(columns=False)
+
+    def _sizes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        try:
+            return shapes(self.scheme, self.shape.inputs, self.shape.outputs)
+        except ValueError as error:
+            fitting = [str(group) for group in GROUPS if self.shape.inputs % group == 0]
+            advice = f"groups of {' or '.join(fitting)} do" if fitting else "use a scale per row instead of groups"
+            raise ConfigError(f"{self.shape.name}: {error}; {advice}") from error
+
+    def _whole(self, size: int) -> Placement:
+        """Of a tensor of all inputs."""
+        parts = {part: (index * size, size) for index, part in enumerate(self.shape.parts)}
+        return Placement(parts, by_output=False)
+
+    def _placement(self, name: str) -> Placement:
+        # A scale of a whole row belongs to all inputs, so a cut of the inputs leaves it whole.
+        placement = self.shape.placement(columns=name == "codes" or self.scheme.group > 0)
+        if placement.shard is None or placement.shard.dim == 0 or name != "codes":
+            return placement
+        codes = 2 if self.scheme.codes == "u4" else 1
+        return replace(placement, shard=replace(placement.shard, multiple=(self.scheme.group or codes) // codes))
+
+    def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
+        return self.held
+
+    def bind(self) -> tuple[tuple[Any, ...], frozenset[str]]:
+        given = {name: parameter.data for name, (parameter, _) in self.held.items()}
+        if "input_scale" in given:
+            given["input_scale"] = given["input_scale"].amax().view(1)
+        if "order" in given:
+            given["order"] = self._order(given["order"].view(-1, self.shape.inputs))
+        arguments = [given.get(name) for name in ARGUMENTS[self.op]]
+        return tuple(partial(_call, call, arguments) for call in self.calls), frozenset()
+
+    def _order(self, orders: torch.Tensor) -> torch.Tensor:
+        """The order of all parts, from [parts, inputs]."""
+        if not torch.equal(orders, orders[:1].expand_as(orders)):
+            raise ConfigError(
+                f"{' and '.join(self.shape.parts)} of {self.shape.name} have groups of inputs in different orders, "
+                "and one linear stacks them; use the model's unquantized checkpoint"
+            )
+        return orders[0]
+
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Codes are uniform, so their bits are random; scales bring weights to a standard deviation of 0.02."""
+        codes = self.scheme.codes
+        if name == "codes":
+            bits = tensor.view(torch.uint8).random_(0, 254 if codes == "e4m3" else 256, generator=generator)
+            if codes == "e4m3":
+                bits += bits >= 127  # 127 and 255 are NaN
+        elif name == "scale":
+            tensor.fill_(SPREAD / DEVIATIONS[codes])
+        elif name == "zero":
+            tensor.fill_(8 if codes == "u4" else 0)
+        elif name == "order":
+            order = torch.randperm(self.shape.inputs, generator=generator, device=tensor.device)
+            tensor.view(-1, self.shape.inputs).copy_(order)
+        elif name == "input_scale":
+            tensor.fill_(LARGEST / LIMITS[codes])
+        else:
+            fill_normal(name, tensor, generator)
+
+
+LARGEST = 16.0
+"""The largest input of random linears with a static scale. Normed inputs of real models are seldom larger."""
+
+
+def _deviation(values: torch.Tensor) -> float:
+    return float(values.float().square().mean().sqrt())
+
+
+_FLOAT8 = torch.tensor([bits for bits in range(256) if bits % 128 != 127], dtype=torch.uint8)
+
+DEVIATIONS = {
+    "u4": _deviation(torch.arange(16) - 8),
+    "i8": _deviation(torch.arange(256) - 128),
+    "e4m3": _deviation(_FLOAT8.view(torch.float8_e4m3fn)),
+}
+"""The standard deviation of uniform codes."""
+
+
+def _call(op: Any, arguments: list[torch.Tensor | None], x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = op(x, *arguments)
+    return y

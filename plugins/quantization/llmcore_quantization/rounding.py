@@ -1,0 +1,75 @@
+"""Rounding to the grid of a Scheme: of plain weights to canonical tensors, and of a linear's inputs."""
+
+from __future__ import annotations
+
+import torch
+
+from llmcore_quantization.canonical import CODES, Scheme, packed
+
+RANGES = {"u4": (0, 15), "i8": (-128, 127)}
+"""The least and the largest code."""
+
+LIMITS = {"u4": 7.5, "i8": 127.0, "e4m3": 448.0}
+"""The symmetric code of a group's largest magnitude. 7.5 rounds to 7 or -8, so both ends of the range are used."""
+
+SCALES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def quantized(weight: torch.Tensor, scheme: Scheme, rows: int = 1) -> dict[str, torch.Tensor]:
+    """The tensors `codes`, `scale` and, if the scheme has it, `zero` of a plain weight [N, K].
+
+    A scale is first rounded to its own type, and codes are then the nearest on the grid that it makes. With zeros the
+    grid reaches from the group's least value or 0 to its largest value or 0; without them it is symmetric around 0.
+    `rows`: neighbouring outputs that share their scales, as in blocks of 128 x 128.
+    """
+    outputs, inputs = weight.shape
+    groups = weight.float().view(outputs, -1, scheme.group or inputs)
+    found: dict[str, torch.Tensor] = {}
+    least, most = RANGES.get(scheme.codes, (0, 0))
+    if scheme.zeros:
+        low, high = groups.amin(-1).clamp(max=0.0), groups.amax(-1).clamp(min=0.0)
+        scale = _steps((high - low) / (most - least), scheme)
+        zero = (least - low / scale.float()).round().clamp(least, most)
+        found["zero"] = zero.to(CODES[scheme.codes])
+    else:
+        amax = groups.abs().amax(-1)
+        for first in range(0, len(amax) if rows > 1 else 0, rows):
+            amax[first : first + rows] = amax[first : first + rows].amax(0)
+        scale = _steps(amax / LIMITS[scheme.codes], scheme)
+        zero = torch.full_like(amax, 8.0 if scheme.codes == "u4" else 0.0)
+    values = groups / scale.float()[..., None]
+    if scheme.codes == "e4m3":
+        codes = _e4m3(values)
+    else:
+        codes = (values.round() + zero[..., None]).clamp(least, most).to(CODES[scheme.codes])
+    codes = codes.flatten(-2)
+    return {"codes": packed(codes) if scheme.codes == "u4" else codes, "scale": scale, **found}
+
+
+def rounded(x: torch.Tensor, kind: torch.dtype, group: int = 0, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """Inputs [T, K] as their codes of type `kind` (int8 or float8_e4m3fn) give them back, in f32.
+
+    The largest magnitude of a token, or of each of its groups of `group` inputs, becomes 127 or 448. `scale` [1] f32
+    is a fixed scale instead; values beyond its range become the last code.
+    """
+    name = next(name for name, dtype in CODES.items() if dtype == kind)
+    groups = x.float().view(len(x), -1, group or x.shape[-1])
+    steps = _nonzero(groups.abs().amax(-1, keepdim=True) / LIMITS[name]) if scale is None else scale
+    values = groups / steps
+    codes = _e4m3(values).float() if name == "e4m3" else values.round().clamp(*RANGES[name])
+    return (codes * steps).flatten(-2)
+
+
+def _steps(scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """`scale` in the scheme's type."""
+    return _nonzero(scale.to(SCALES[scheme.scale]))
+
+
+def _nonzero(scale: torch.Tensor) -> torch.Tensor:
+    """1 instead of 0, the scale of values that are all 0."""
+    return torch.where(scale == 0, torch.ones_like(scale), scale)
+
+
+def _e4m3(values: torch.Tensor) -> torch.Tensor:
+    # torch makes NaN of values beyond the range.
+    return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)

@@ -85,3 +85,26 @@ def test_a_head_that_a_tied_config_does_not_expect(stored: str, tmp_path: Path) 
     assert right.model.lm_head.weight.dtype == (torch.int8 if stored == "int8" else torch.float32)
     expected = left.all_logits(TOKENS)
     assert 0 < float((expected - right.all_logits(TOKENS)).abs().max()) < 0.05 * float(expected.abs().max())
+
+
+def test_a_checkpoint_of_which_some_linears_are_int8(tmp_path: Path) -> None:
+    """The scales in the file tell which; drawn int8 weights have the size of plain ones."""
+    plain, quantized = small(tmp_path / "plain"), tmp_path / "int8"
+    quantized.mkdir()
+    tensors = load_file(plain / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("down_proj.weight")]:
+        scale = tensors[name].abs().amax(1) / 127
+        tensors[f"{name}_scale"], tensors[name] = scale, (tensors[name] / scale[:, None]).round().to(torch.int8)
+    save_file(tensors, quantized / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    quant = {"quantization_config": {"quant_method": "int8_linears"}}
+    (quantized / "config.json").write_text(json.dumps(config | quant))
+    registry = registry_of(str(EXAMPLES / "int8_linears.py"), "llama")
+    left, right = (LoadedModel(path, registry=registry) for path in (plain, quantized))
+    kinds = {name: weight.dtype for name, weight in right.model.layers["0"].named_parameters() if "weight" in name}
+    assert kinds["mlp.down_proj.weight"] == torch.int8
+    assert torch.int8 not in {kind for name, kind in kinds.items() if "down" not in name}
+    expected = left.all_logits(TOKENS)
+    assert 0 < float((expected - right.all_logits(TOKENS)).abs().max()) < 0.05 * float(expected.abs().max())
+    drawn = LoadedModel(quantized, registry=registry, dummy=True).model.layers["1"].mlp.down_proj
+    assert abs(float((drawn.weight * drawn.weight_scale[:, None]).std()) - 0.02) < 0.001

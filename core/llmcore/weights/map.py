@@ -68,7 +68,8 @@ class WeightMap:
       applies. Example: ``{"attn.c_proj": "self_attn.o_proj"}``.
     `stack`: list of modules -> module in each -> (parameter of the list, part). Example: ``{"experts": {"w1":
       ("gate_up_proj", "gate_proj")}}`` makes ``experts.7.w1.weight`` part "7.gate_proj" of ``experts.gate_up_proj``.
-      A checkpoint may also hold that parameter itself.
+      A checkpoint may also hold that parameter itself. Tensors of another name have a stack of their own:
+      ``experts.7.w1.scale`` is part of ``experts.gate_up_proj_scale``.
     `fuse`: module -> the modules whose tensors it stacks. Example: ``{"qkv_proj": ("q_proj", "k_proj", "v_proj")}``.
       A checkpoint may also hold the stack itself.
     `split`: the reverse of `fuse`: module -> the modules that share the rows of its tensor, by their sizes.
@@ -133,10 +134,6 @@ class WeightMap:
         """True if the last two dimensions of checkpoint tensor `name` are swapped."""
         return _meets(name, self.transpose)
 
-    def wanted(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-        """Shapes, as the model holds them, of the checkpoint tensors that fill a parameter."""
-        return {name: self.shape(name, shape) for name, (shape, _) in sizes.items() if self.targets(name)}
-
     def sources(self, target: Target) -> Iterator[str]:
         """The names that a checkpoint may use for the tensor that fills `target`, the likeliest first."""
         for name in self._unjoined(target):
@@ -165,10 +162,10 @@ class WeightMap:
     def _stacked(self, parent: str, module: str, leaf: str) -> Target | None:
         above, _, index = parent.rpartition(".")
         modules = self.stack.get(above.rpartition(".")[2], {})
-        if leaf != "weight" or not index.isdecimal() or module not in modules:
+        if not index.isdecimal() or module not in modules:
             return None
         parameter, part = modules[module]
-        return Target(f"{above}.{parameter}", f"{index}.{part}")
+        return Target(f"{above}.{_stacked_leaf(parameter, leaf)}", f"{index}.{part}")
 
     def _unjoined(self, target: Target) -> Iterator[str]:
         """The names that `stack`, `fuse` and `split` turn into `target`, and its own name last."""
@@ -177,9 +174,10 @@ class WeightMap:
         join = f"{parent}." if parent else ""
         if target.part is not None:
             index, _, part = target.part.partition(".")
-            for name, kind in self.stack.get(module, {}).items():
-                if kind == (leaf, part):
-                    yield f"{head}.{index}.{name}.weight"
+            for name, (parameter, own) in self.stack.get(module, {}).items():
+                inside = leaf.removeprefix(f"{parameter}_") if leaf != parameter else "weight"
+                if own == part and _stacked_leaf(parameter, inside) == leaf:
+                    yield f"{head}.{index}.{name}.{inside}"
             if target.part in self.fuse.get(module, ()):
                 yield f"{join}{target.part}.{leaf}"
         for whole, parts in self.split.items():
@@ -194,6 +192,11 @@ class WeightMap:
         yield from (old + name.removeprefix(new) for old, new in starts if new and name.startswith(new))
         yield name
         yield from (old + name for old, new in starts if not new)
+
+
+def _stacked_leaf(parameter: str, leaf: str) -> str:
+    """The name of the stack of a module's tensors `leaf`, whose weights are stacked in `parameter`."""
+    return parameter if leaf == "weight" else f"{parameter}_{leaf}"
 
 
 def _meets(name: str, globs: Iterable[str]) -> bool:

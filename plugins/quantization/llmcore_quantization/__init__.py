@@ -1,12 +1,7 @@
 """Quantized weights and KV: readers of checkpoints, methods that quantize at load, ops, and KV layouts."""
 
-<<<<<<< HEAD
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-from llmcore.api import QuantMethodSpec, hookimpl
-=======
-from collections.abc import Iterable
 
 from llmcore.api import ModeSpec, OpSpec, QuantMethodSpec, hookimpl
 
@@ -24,6 +19,15 @@ def register_ops() -> Iterable[OpSpec]:
     for name, signature in signatures.items():
         yield OpSpec(name=f"linear.{name}", module=f"{__name__}.ops.linear_{name}", signature=signature)
 
+
+FORMATS: Mapping[str, str] = {
+    "awq": "AWQ of version gemm, 4 bits",
+    "gptq": "GPTQ of 4 and 8 bits, v1 and v2, symmetric or not, with or without desc_act",
+    "compressed-tensors": "llm-compressor's integers of 4 and 8 bits, float8, and mxfp4 as plain weights",
+    "fp8": "float8 e4m3 with a scale per block (DeepSeek-V3, Qwen3-FP8) or per tensor (AutoFP8)",
+    "mxfp4": "GPT-OSS's experts, as plain weights",
+}
+"""Checkpoint format, which is a module of llmcore_quantization.formats -> what is read."""
 
 _ONLINE = {
     "w4a16": (
@@ -47,13 +51,11 @@ _ONLINE = {
 """Name in llmcore_quantization.online -> what the method makes of a plain checkpoint, and the modes that pin it."""
 
 _GROUPS = (32, 64, 128)
->>>>>>> q-linears
 
 
 @hookimpl
 def register_quant_methods() -> Iterable[QuantMethodSpec]:
-<<<<<<< HEAD
-    """A reader for each checkpoint format, which has the format's name in `quant_method`."""
+    """A reader for each checkpoint format, and methods that quantize the linears of a plain checkpoint as it loads."""
     for name, summary in FORMATS.items():
         module = name.replace("-", "_")
         yield QuantMethodSpec(
@@ -62,15 +64,22 @@ def register_quant_methods() -> Iterable[QuantMethodSpec]:
             reads=f"{__name__}:reads_{module}",
             summary=summary,
         )
+    for name, (summary, _) in _ONLINE.items():
+        yield QuantMethodSpec(name=f"online_{name}", make=f"{__name__}.online:{name}", plain=True, summary=summary)
 
 
-FORMATS: Mapping[str, str] = {
-    "awq": "AWQ of version gemm, 4 bits",
-    "gptq": "GPTQ of 4 and 8 bits, v1 and v2, symmetric or not, with or without desc_act",
-    "compressed-tensors": "llm-compressor's integers of 4 and 8 bits, float8, and mxfp4 as plain weights",
-    "fp8": "float8 e4m3 with a scale per block (DeepSeek-V3, Qwen3-FP8) or per tensor (AutoFP8)",
-    "mxfp4": "GPT-OSS's experts, as plain weights",
-}
+@hookimpl
+def register_modes() -> Iterable[ModeSpec]:
+    """LightLLM's modes for weights, two for float8, and the group of modes with 4 bits."""
+    for method, (summary, modes) in _ONLINE.items():
+        for name in modes:
+            yield ModeSpec(name=name, quant=f"online_{method}", summary=summary)
+    for group in _GROUPS:
+        yield ModeSpec(
+            name=f"g{group}",
+            quant_options={"group": group},
+            summary=f"{group} inputs share a scale, beside a mode with 4-bit weights (default: 128)",
+        )
 
 
 def reads_awq(quantization: Mapping[str, Any]) -> bool:
@@ -98,22 +107,3 @@ def reads_fp8(quantization: Mapping[str, Any]) -> bool:
 def reads_mxfp4(quantization: Mapping[str, Any]) -> bool:
     """True for GPT-OSS's mxfp4."""
     return quantization.get("quant_method") == "mxfp4"
-=======
-    """Methods that quantize the linears of decoder layers while a plain checkpoint loads."""
-    for name, (summary, _) in _ONLINE.items():
-        yield QuantMethodSpec(name=f"online_{name}", make=f"{__name__}.online:{name}", plain=True, summary=summary)
-
-
-@hookimpl
-def register_modes() -> Iterable[ModeSpec]:
-    """LightLLM's modes for weights, two for float8, and the group of modes with 4 bits."""
-    for method, (summary, modes) in _ONLINE.items():
-        for name in modes:
-            yield ModeSpec(name=name, quant=f"online_{method}", summary=summary)
-    for group in _GROUPS:
-        yield ModeSpec(
-            name=f"g{group}",
-            quant_options={"group": group},
-            summary=f"{group} inputs share a scale, beside a mode with 4-bit weights (default: 128)",
-        )
->>>>>>> q-linears

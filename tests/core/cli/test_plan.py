@@ -150,3 +150,18 @@ def test_a_head_beside_a_tied_embedding_is_counted(
     with pytest.raises(SystemExit):
         main(["plan", str(tmp_path), "--device", "cpu"])
     assert ("with lm_head.weight (less if it is equal to the embedding)" in capsys.readouterr().out) == held
+
+
+def test_quantized_weights_say_their_bits(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a method that would hold all linears in int8, from a config alone."""
+    example = Path(__file__).parents[3] / "docs" / "examples" / "int8" / "int8_linears.py"
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "int8_linears"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = [str(tmp_path), "--device", "cpu", "--load_format", "dummy", "--plugins", str(example), "llama"]
+    _, found, _ = plan(capsys, *args)
+    bits = found["budget"]["bits_per_weight"]
+    assert bits == 8 * found["budget"]["weights"] / found["budget"]["parameters"] and 8 < bits < 32
+    with pytest.raises(SystemExit):
+        main(["plan", *args])
+    assert f", {bits:.2f} bits per weight through int8-linears" in capsys.readouterr().out

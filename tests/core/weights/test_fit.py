@@ -57,6 +57,17 @@ def test_a_tie_reaches_a_linear_that_has_bound_its_weight_already() -> None:
     assert (weighed.parameters, weighed.bytes, weighed.tensors) == (20 + 5, (20 + 5) * 4, 2)
 
 
+def test_a_tie_leaves_a_linear_alone_that_is_quantized() -> None:
+    """It has no parameter `weight`, and the checkpoint fills what it has."""
+    whole, codes = nn.Module(), nn.Module()
+    whole.table, whole.head = Cell(4, 2), codes
+    codes.codes = nn.Parameter(torch.zeros(4, 2, dtype=torch.int8), requires_grad=False)
+    held = torch.arange(8, dtype=torch.int8).view(4, 2)
+    rules = WeightMap(tie={"head.weight": "table.weight"})
+    load_weights(whole, Held(table__weight=torch.rand(4, 2), head__codes=held), rules)
+    assert torch.equal(codes.codes, held) and not hasattr(codes, "weight")
+
+
 @pytest.mark.parametrize("rule", [{"haed.weight": "table.weight"}, {"head.weight": "tabel.weight"}])
 def test_a_tie_of_what_the_model_does_not_have(rule: dict[str, str]) -> None:
     whole = model(table=Cell(4, 2), head=Cell(4, 2))

@@ -31,7 +31,7 @@ MAP = WeightMap(
         ("layers.2.blocks.3.up.weight", [("layers.2.blocks.all", "3.up")]),
         ("experts.gate_up_proj", [("experts.gate_up_proj", None)]),
         ("experts.0.down.weight", [("experts.0.down.weight", None)]),
-        ("experts.0.up.bias", [("experts.0.up.bias", None)]),
+        ("experts.0.up.scale", [("experts.gate_up_proj_scale", "0.up_proj")]),
         ("experts.up.weight", [("experts.up.weight", None)]),
         ("experts.x.up.weight", [("experts.x.up.weight", None)]),
     ],
@@ -78,9 +78,9 @@ def test_causal_masks_are_no_parameters_but_what_a_rule_names_is() -> None:
 
 
 def test_only_matrices_are_transposed() -> None:
-    sizes = {"a.c_fc.weight": ((3, 5), "F32"), "b.weight": ((3, 5), "F32"), "x.inv_freq": ((4,), "F32")}
-    names = WeightMap(transpose=("*.c_fc.*",), skip=("*.inv_freq",))
-    assert names.wanted(sizes) == {"a.c_fc.weight": (5, 3), "b.weight": (3, 5)}
+    names = WeightMap(transpose=("*.c_fc.*",))
+    assert names.shape("a.c_fc.weight", (3, 5)) == (5, 3)
+    assert names.shape("b.weight", (3, 5)) == (3, 5)
     assert names.shape("a.c_fc.bias", (5,)) == (5,)
     assert names.shape("a.c_fc.weight", (2, 3, 5)) == (2, 5, 3)
 
@@ -91,6 +91,7 @@ def test_only_matrices_are_transposed() -> None:
         (("layers.0.self_attn.qkv_proj.weight", "k_proj"), "model.layers.0.self_attn.k_proj.weight"),
         (("mlp.up_proj.weight", None), "mlp.gate_up.weight"),
         (("mlp.experts.gate_up_proj", "11.up_proj"), "mlp.experts.11.up.weight"),
+        (("mlp.experts.gate_up_proj_scale", "11.up_proj"), "mlp.experts.11.up.scale"),
         (("layers_of.norm.weight", None), "model.decoder.norm.weight"),
     ],
 )

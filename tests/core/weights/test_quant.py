@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api import ConfigError, ModeSpec, Placement, PluginError, PluginInfo, QuantMethodSpec
+from llmcore.cli.plan import make_plan
 from llmcore.config import make_config
 from llmcore.engine.model import load_model, pick_device
 from llmcore.layers import Build, LinearShape
@@ -261,3 +262,33 @@ def test_a_mode_quantizes_a_plain_checkpoint_as_it_is_read(models: tuple[Path, P
         assert torch.equal(ours[name], parameter), name
     half = next(parameter for name, parameter in theirs.items() if name.endswith("qweight"))
     assert half.dtype == torch.int8 and half.any()
+
+
+def test_drawn_codes_are_random_and_their_weights_have_the_usual_size(models: tuple[Path, Path, Any]) -> None:
+    _, stored, _ = models
+    ours = LoadedModel(stored, registry=with_int8(), dummy=True)
+    linear = ours.model.get_submodule("layers.0.mlp.gate_up_proj")
+    weight = linear.qweight.float() * linear.scale[:, None]
+    assert len(linear.qweight.unique()) > 200
+    assert abs(float(weight.std()) - 0.02) < 0.001
+    assert bool(ours.all_logits([5, 99, 3]).isfinite().all())
+
+
+def test_int8_weights_are_counted_as_they_are_held(models: tuple[Path, Path, Any]) -> None:
+    """By the plan from headers, by the plan of a mode, and after loading; not by the bytes of the model's type."""
+    plain, stored, theirs = models
+    found = with_int8()
+    linears = sum(p.numel() for name, p in theirs.named_parameters() if of_a_linear(name))
+    rows = sum(p.shape[0] for name, p in theirs.named_parameters() if of_a_linear(name))
+    others = sum(p.numel() for name, p in theirs.named_parameters() if not of_a_linear(name))
+    for folder, mode in ((stored, ()), (plain, ("int8-weights",))):
+        settings = make_config(model_dir=str(folder), mode=mode, device="cpu", data_type="bf16")
+        planned = make_plan(settings, found, None)
+        assert planned.quant == "int8" and planned.budget.parameters == linears + others
+        assert planned.budget.weights == linears + rows * 4 + others * 2
+        assert planned.budget.bits_per_weight == 8 * planned.budget.weights / (linears + others) < 16
+        loaded = load_model(settings, found, pick_device(found, "cpu"), lambda stage, done, total: None)
+        assert (loaded.weights.parameters, loaded.weights.bytes) == (linears + others, planned.budget.weights)
+    unquantized = make_plan(make_config(model_dir=str(plain), device="cpu", data_type="bf16"), found, None)
+    assert unquantized.budget.weights == (linears + others) * 2 and unquantized.quant is None
+    assert unquantized.budget.activations == planned.budget.activations

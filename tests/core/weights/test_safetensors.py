@@ -112,3 +112,37 @@ def test_a_config_without_weights_has_no_tensors(tmp_path: Path) -> None:
         {},
         [],
     )
+
+
+# --- how the weights are quantized -------------------------------------------------------------------------------
+
+GPTQ, OTHER = {"bits": 4, "group_size": 128}, {"quant_method": "other"}
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, None),
+        ({"quantize_config.json": GPTQ}, {"quant_method": "gptq", **GPTQ}),
+        ({"quant_config.json": {"w_bit": 4}}, {"quant_method": "awq", "w_bit": 4}),
+        ({"hf_quant_config.json": {"producer": {}}}, {"quant_method": "modelopt", "producer": {}}),
+        ({"quantize_config.json": {**GPTQ, **OTHER}}, {**GPTQ, **OTHER}),
+        ({"config.json": {"quantization_config": OTHER}, "quantize_config.json": GPTQ}, OTHER),
+        ({"config.json": {"text_config": {"quantization_config": OTHER}}, "quantize_config.json": GPTQ}, OTHER),
+        ({"config.json": {"quantization_config": None, "text_config": {}}, "quant_config.json": OTHER}, OTHER),
+    ],
+)
+def test_where_a_quantization_is_described(
+    tmp_path: Path, files: dict[str, dict[str, object]], found: dict[str, object] | None
+) -> None:
+    good(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert SafetensorsCheckpoint(tmp_path).config().get("quantization_config") == found
+
+
+def test_a_broken_description_is_named(tmp_path: Path) -> None:
+    good(tmp_path)
+    (tmp_path / "quantize_config.json").write_text("[4]")
+    with pytest.raises(ConfigError, match=r"quantize_config\.json holds no JSON object"):
+        SafetensorsCheckpoint(tmp_path)

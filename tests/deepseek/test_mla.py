@@ -349,7 +349,7 @@ def test_outputs_that_cannot_be_put_in_order_are_refused() -> None:
 
 
 def test_a_layout_of_keys_and_values_is_refused() -> None:
-    build = make_build(registry=registry_of("ops", "deepseek", "layouts"), pins=Pins(layout="token"))
+    build = make_build(registry=registry_of("ops", "deepseek", "layouts"), pins=Pins(layouts={"mla-latent": "token"}))
     with pytest.raises(ConfigError, match="one row per token, not 'token'"):
         make_layer(build)
 

@@ -20,7 +20,7 @@ from llmcore.config import Config, with_model_resolved
 from llmcore.engine.memory import Budget, Machine, predict
 from llmcore.registry.devices import find_device
 from llmcore.registry.loader import load
-from llmcore.registry.modes import apply_modes
+from llmcore.registry.modes import apply_modes, chosen_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.map import Target
 from llmcore.weights.quant import find_quantization, unquantized
@@ -34,14 +34,15 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Plan:
     """The command's output: the model, the machine, the stored types and the prediction.
 
-    `doubled`: checkpoint tensors that are counted here, but take no memory if they equal the embedding. Headers do not
-    tell whether they do.
+    `layouts`: of the model's KV groups. `doubled`: checkpoint tensors that are counted here, but take no memory if
+    they equal the embedding. Headers do not tell whether they do.
     """
 
     model: ModelConfig
     machine: Machine
     stored: Mapping[str, int]
     budget: Budget
+    layouts: tuple[str, ...]
     doubled: tuple[str, ...] = ()
 
 
@@ -69,7 +70,7 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     family, model = read_model_as_set(registry, checkpoint.config(), config)
     machine, doubled = find_machine(registry, config.model.device, memory), ()
-    modes, kernels = config.kernels.mode, config.kernels.kernel
+    modes, kernels = chosen_modes(config, registry), config.kernels.kernel
     if dummy or modes:
         from llmcore.engine.blueprint import blueprint
         from llmcore.weights.load import stored_shapes
@@ -87,12 +88,13 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
         stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if names.targets(name))
         if getattr(model, "tied", False):
             doubled = tuple(name for name in shapes if names.targets(name) == (Target("lm_head.weight"),))
+    groups = [pins.stored(group) for group in model.kv_groups]
     kv_token = sum(
-        load(registry.find(KVLayoutSpec, pins.layout or group.layout).make)(group, 1, model.dtype).bytes
-        for group in model.kv_groups
+        load(registry.find(KVLayoutSpec, group.layout).make)(group, 1, model.dtype).bytes for group in groups
     )
     budget = predict(model, shapes, config, machine, kv_token)
-    return Plan(model, machine, stored, budget, doubled)
+    layouts = tuple(dict.fromkeys(group.layout for group in groups))
+    return Plan(model, machine, stored, budget, layouts, doubled)
 
 
 def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
@@ -138,6 +140,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "device": asdict(plan.machine.info),
         "stored": dict(plan.stored),
         "doubled": plan.doubled,
+        "layouts": plan.layouts,
         "budget": {**asdict(plan.budget), "fits": plan.budget.fits},
     }
 
@@ -155,7 +158,7 @@ def _show(plan: Plan) -> None:
         ("a step", f"{show_bytes(budget.activations)} for intermediate results (estimated)"),
         ("tables", show_bytes(budget.tables)),
         ("graphs", show_bytes(budget.graphs)),
-        ("KV per token", show_bytes(budget.kv_token)),
+        ("KV per token", f"{show_bytes(budget.kv_token)} in layout {', '.join(plan.layouts)}"),
         ("KV memory", f"{show_bytes(budget.pool)}: {budget.limit}"),
         ("KV tokens", f"{budget.kv_tokens:,}"),
         ("longest request", f"{budget.longest:,} tokens (the model's maximum: {plan.model.max_position:,})"),

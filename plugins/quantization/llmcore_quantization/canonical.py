@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from llmcore.api.specs import DType
+from llmcore.api import DType
 
 
 @dataclass(frozen=True, kw_only=True)

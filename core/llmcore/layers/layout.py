@@ -84,7 +84,7 @@ class Layout(ABC):
     def copy(self, kv: KV, src: torch.Tensor, dst: torch.Tensor) -> None:
         """Copy granules `src` [N] onto granules `dst` [N], bit for bit, in every tensor of one layer."""
         for tensor in map(_rows, self.pool(kv)):
-            granules = tensor.unflatten(0, (len(tensor) // self.granule, self.granule))
+            granules = tensor.view(len(tensor) // self.granule, self.granule, *tensor.shape[1:])
             granules.index_copy_(0, dst, granules.index_select(0, src))
 
     def export(self, kv: KV, slots: torch.Tensor) -> KV:
@@ -103,7 +103,7 @@ class Layout(ABC):
         digest = hashlib.sha256(f"{group} {self.dtype}".encode())
         for layer in group.layers:
             for constant in self.constants(layer):
-                digest.update(constant.contiguous().view(torch.uint8).numpy())
+                digest.update(constant.contiguous().view(torch.uint8).numpy().tobytes())
         return f"{group.layout}/{group.name}/{digest.hexdigest()[:16]}"
 
     def pool(self, kv: KV) -> KV:

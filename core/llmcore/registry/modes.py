@@ -72,8 +72,8 @@ def apply_modes(
         for what, value in bundle.items():
             pin(what, value, f"--mode {name}")
     chosen: dict[str, dict[str, str]] = {"kernel": {}, "layout": {}, "quant": {}}
-    for (kind, what), (value, _) in pinned.items():
-        chosen[kind][what] = value
+    for (kind, key), (value, _) in pinned.items():
+        chosen[kind][key] = value
     return Pins(chosen["kernel"], chosen["layout"], chosen["quant"].get(""))
 
 

@@ -232,7 +232,7 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _granules(part: torch.Tensor, layout: Layout) -> torch.Tensor:
-    return part.unflatten(0, (len(part) // layout.granule, layout.granule))
+    return part.view(len(part) // layout.granule, layout.granule, *part.shape[1:])
 
 
 def _close(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float) -> None:

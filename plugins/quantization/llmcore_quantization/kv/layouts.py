@@ -32,11 +32,15 @@ Stored = tuple[torch.Tensor, torch.Tensor | None]
 """(codes [T, heads, bytes], marks). Marks are scales [T, heads, groups], with least values [T, heads, groups, 2]."""
 
 
+_Shapes = list[tuple[tuple[int, ...], torch.dtype]]
+"""(shape of a slot, dtype) of each tensor of a pool."""
+
+
 class Side:
     """The keys or the values: `width` numbers of each of `heads` heads in a `form`."""
 
     def __init__(self, name: str, form: Form, heads: int, width: int, dtype: torch.dtype, marks: torch.dtype) -> None:
-        self.form, self.dtype, self.marks = form, dtype, marks
+        self.form, self.width, self.dtype, self.marks = form, width, dtype, marks
         group = min(form.group or width, width)
         if width % group or (form.codes == "u4" and width % 2):
             fitting = [size for size in (8, 16, 32, 64, 128) if width % size == 0]
@@ -48,13 +52,13 @@ class Side:
         # An asymmetric int8 counts from the least value, so it has no sign.
         self.codes = torch.uint8 if form.least else _CODES[form.codes]
         self.largest = 255 if form.codes == "i8" and form.least else _LARGEST[form.codes]
-        self.parts = [((heads, width // 2 if form.codes == "u4" else width), self.codes)]
+        self.parts: _Shapes = [((heads, width // 2 if form.codes == "u4" else width), self.codes)]
         if not form.fixed:
             self.parts.append(((heads, self.groups, 2) if form.least else (heads, self.groups), marks))
 
     def encode(self, x: torch.Tensor, fixed: torch.Tensor | None = None) -> Stored:
         """x [T, heads, width] -> what is stored. `fixed`: the scales [heads] f32 of a form that has them."""
-        groups = x.float().unflatten(-1, (self.groups, -1))
+        groups = x.float().reshape(*x.shape[:-1], self.groups, self.width // self.groups)
         if fixed is not None:
             return self._codes(groups / fixed[:, None, None]), None
         if not self.form.least:
@@ -70,7 +74,7 @@ class Side:
         """What is stored -> [T, heads, width] in the model's type."""
         if self.form.codes == "u4":
             codes = torch.cat((codes & 15, codes >> 4), -1)
-        groups = codes.float().unflatten(-1, (self.groups, -1))
+        groups = codes.float().view(*codes.shape[:-1], self.groups, self.width // self.groups)
         if fixed is not None:
             groups = groups * fixed[:, None, None]
         elif marks is not None and self.form.least:
@@ -96,7 +100,7 @@ class Side:
 class _Parts(Layout):
     """A layout whose pool has a tensor [slots, *shape] for each (shape, dtype) of `parts`."""
 
-    parts: list[tuple[tuple[int, ...], torch.dtype]]
+    parts: _Shapes
 
     @property
     def bytes(self) -> int:

@@ -26,7 +26,9 @@ def make(group, granule, dtype):
 
         def write(self, kv, slots, k, v):
             for pool, new in zip(kv, (k, v), strict=True):
-                pool.index_copy_(0, slots, new.half())
+                stored = new.half()
+                pool.index_copy_(0, slots, stored)
+                new.copy_(stored)  # attention of this step sees what later steps will see
 
         def gather(self, kv, slots):
             return tuple(pool.index_select(0, slots).to(self.dtype) for pool in kv)

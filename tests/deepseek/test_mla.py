@@ -345,7 +345,7 @@ def test_ranks_share_heads_and_have_all_of_the_latent(q_rank: int | None) -> Non
 
 
 def test_a_layout_of_keys_and_values_is_refused() -> None:
-    build = make_build(registry=registry_of("ops", "deepseek", "layouts"), pins=Pins(layout="token"))
+    build = make_build(registry=registry_of("ops", "deepseek", "layouts"), pins=Pins(layouts={"mla-latent": "token"}))
     with pytest.raises(ConfigError, match="one row per token, not 'token'"):
         make_layer(build)
 

@@ -198,7 +198,7 @@ def test_all_problems_of_a_plugin_are_listed(tmp_path: Path) -> None:
 @hookimpl
 def register_modes():
     yield ModeSpec(name="empty")
-    yield ModeSpec(name="lost", layout="nowhere", kernels={"rms_norm": "fast", "linear": "faster"})
+    yield ModeSpec(name="lost", layouts={"token": "nowhere"}, kernels={"rms_norm": "fast", "linear": "faster"})
 
 @hookimpl
 def register_options():

@@ -65,6 +65,9 @@ class OpContext:
     deterministic: bool = False
     kernel: str = ""
     """The kernel that `KernelSpec.cost` is asked about; empty elsewhere."""
+    gather: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    """For attention, the `gather` of the group's llmcore.layers.Layout, through which any layout can be read. None if
+    keys and values are stored as in the layout `token`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,15 +166,22 @@ class KernelSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class ModeSpec(Spec):
-    """A name of `--mode`, with the layout, kernels (op -> kernel name) and quantization method that it pins.
+    """A name of `--mode`, with the layouts, kernels (op -> kernel name) and quantization method that it pins.
 
-    `quant_options`: option -> value, for the quantization method of this mode or of a mode that is given beside it.
+    `layouts`: the layout of a model's KV group -> the one that stores the group instead. A mode fits a model that has
+    one of these layouts. `quant_options`: option -> value, for the quantization method of this mode or of a mode that
+    is given beside it.
     """
 
-    layout: str | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict)
     kernels: Mapping[str, str] = field(default_factory=dict)
     quant: str | None = None
     quant_options: Mapping[str, int | str | bool] = field(default_factory=dict)
+    asked: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
+    """What asks for the mode as `--mode` does: option of a plugin -> values. Each option of one of the mappings must
+    have one of its values."""
+    dtypes: frozenset[DType] = frozenset()
+    """The model's types that it fits; empty: any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +228,9 @@ class KVLayoutSpec(Spec):
 
     make: ImportString
     tolerance: float = 0.01
+    calibrate: ImportString | None = None
+    """(the layout, protocols.Checkpoint, config.plugin_options) -> None. It fills the layout's constants. The engine
+    calls it once for each KV group, before it allocates KV."""
 
 
 @dataclass(frozen=True, kw_only=True)

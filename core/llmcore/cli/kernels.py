@@ -121,7 +121,7 @@ def _choices_of_specs(
                 op=op,
                 device=device,
                 dtype=data_type(asked.dtype or "bf16"),
-                layout=pins.layout or asked.layout,
+                layout=pins.layouts.get(asked.layout, asked.layout),
                 bucket=bucket,
                 deterministic=asked.deterministic,
             )

@@ -46,7 +46,7 @@ def command(
         {
             "name": spec.name,
             "plugin": plugin.name,
-            "layout": spec.layout,
+            "layouts": dict(spec.layouts),
             "kernels": dict(spec.kernels),
             "quant": spec.quant,
             "quant_options": dict(spec.quant_options),
@@ -60,6 +60,6 @@ def command(
 
 
 def _line(row: Row) -> tuple[str, str, str, str]:
-    pins = {"layout": row["layout"], "quantization": row["quant"], **row["quant_options"], **row["kernels"]}
+    pins = {**row["layouts"], "quantization": row["quant"], **row["quant_options"], **row["kernels"]}
     shown = ", ".join(f"{what}={value}" for what, value in pins.items() if value is not None)
     return row["name"], shown, row["plugin"], "yes" if row["misfit"] is None else f"no: {row['misfit']}"

@@ -20,6 +20,7 @@ from llmcore.config import Config, with_model_resolved
 from llmcore.engine.memory import Budget, Machine, predict, token_bytes
 from llmcore.registry.devices import find_device
 from llmcore.registry.loader import load
+from llmcore.registry.modes import chosen_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.source import open_checkpoint
 
@@ -35,7 +36,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Plan:
     """The command's output: the model, the machine, the stored types and the prediction.
 
-    `quant`: the method that reads or makes quantized weights.
+    `quant`: the method that reads or makes quantized weights. `layouts`: of the model's KV groups.
     `doubled`: checkpoint tensors that are counted here, but take no memory if they equal the embedding. Headers do not
     tell whether they do.
     """
@@ -45,6 +46,7 @@ class Plan:
     stored: Mapping[str, int]
     quant: str | None
     budget: Budget
+    layouts: tuple[str, ...]
     doubled: tuple[str, ...] = ()
 
 
@@ -74,7 +76,8 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     machine = find_machine(registry, config.model.device, memory)
     plain = blueprint(config, registry, machine.info, checkpoint)
-    built = plain.pinned(config.kernels.mode, config.kernels.kernel).dry()
+    plan = plain.pinned(chosen_modes(config, registry), config.kernels.kernel)
+    built = plan.dry()
     weights, doubled = _weights(built, dummy)
     stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if built.names.targets(name))
     layouts = [built.build.layout(group.name) for group in plain.model.kv_groups]
@@ -85,6 +88,7 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
         stored={"drawn": weights.tensors} if dummy else stored,
         quant=built.quant,
         budget=budget,
+        layouts=tuple(dict.fromkeys(plan.pins.stored(group).layout for group in plain.model.kv_groups)),
         doubled=doubled,
     )
 
@@ -154,6 +158,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "stored": dict(plan.stored),
         "quant": plan.quant,
         "doubled": plan.doubled,
+        "layouts": plan.layouts,
         "budget": {**asdict(plan.budget), "bits_per_weight": plan.budget.bits_per_weight, "fits": plan.budget.fits},
     }
 
@@ -172,7 +177,7 @@ def _show(plan: Plan) -> None:
         ("a step", f"{show_bytes(budget.activations)} for intermediate results (estimated)"),
         ("tables", show_bytes(budget.tables)),
         ("graphs", show_bytes(budget.graphs)),
-        ("KV per token", show_bytes(budget.kv_token)),
+        ("KV per token", f"{show_bytes(budget.kv_token)} in layout {', '.join(plan.layouts)}"),
         ("KV memory", f"{show_bytes(budget.pool)}: {budget.limit}"),
         ("KV tokens", f"{budget.kv_tokens:,}"),
         ("longest request", f"{budget.longest:,} tokens (the model's maximum: {plan.model.max_position:,})"),

@@ -158,8 +158,13 @@ class Blueprint:
         """Why the model cannot be built with this mode alone, or None if it can."""
         if (why := mode_misfit(mode, self.registry, self.device)) is not None:
             return why
+        if mode.dtypes and self.model.dtype not in mode.dtypes:
+            return f"is for {' or '.join(sorted(mode.dtypes))}, this model runs as {self.model.dtype}; set --data_type"
+        declared = sorted({group.layout for group in self.model.kv_groups})
+        if mode.layouts and not set(mode.layouts) & set(declared):
+            return f"is for KV of layout {' or '.join(sorted(mode.layouts))}, this model has {' and '.join(declared)}"
         options = {**self.pins.quant_options, **mode.quant_options}
-        pins = Pins(mode.kernels, mode.layout, mode.quant, options)
+        pins = Pins(mode.kernels, mode.layouts, mode.quant, options)
         try:
             build = replace(self, pins=pins).dry().build
         except (ConfigError, ResolveError) as error:

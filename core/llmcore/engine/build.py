@@ -45,6 +45,7 @@ from llmcore.kv.space import KVGroup
 from llmcore.layers.layout import Layout
 from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import Made, made
+from llmcore.registry.modes import chosen_modes
 from llmcore.registry.official import kernels_that_help
 from llmcore.registry.registry import Registry
 from llmcore.sched.policy import GuardedEstimator, GuardedManager
@@ -98,6 +99,12 @@ class _Parts:
     def token_bytes(self) -> int:
         """KV of one token over all groups."""
         return token_bytes(self.layouts.values())
+
+    @property
+    def kv_salt(self) -> bytes:
+        """The identities of the layouts that have constants."""
+        kept = (layout.identity for layout in self.layouts.values() if layout.constants(layout.group.layers[0]))
+        return "".join(f"/{identity}" for identity in kept).encode()
 
     def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> ModelRunner:
         """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
@@ -189,13 +196,14 @@ def build_engine(config: Config, registry: Registry, progress: Progress | None =
         ),
     )
     processors = processors_of(config, registry, loaded.config)
-    return Engine(scheduler, runner, device, facts, processors, loaded.config.fixed_angles_up_to)
+    return Engine(scheduler, runner, device, facts, processors, loaded.config.fixed_angles_up_to, parts.kv_salt)
 
 
 def _predicted(config: Config, registry: Registry, machine: Machine) -> Budget:
     """The prediction for a model whose weights could not be loaded."""
     checkpoint = open_checkpoint(registry, config.model.path, weights=False)
-    plan = blueprint(config, registry, machine.info, checkpoint).pinned(config.kernels.mode, config.kernels.kernel)
+    modes = chosen_modes(config, registry)
+    plan = blueprint(config, registry, machine.info, checkpoint).pinned(modes, config.kernels.kernel)
     dry = plan.dry()
     layouts = [dry.build.layout(group.name) for group in plan.model.kv_groups]
     return predict(plan.model, weigh(dry.model), config, machine, token_bytes(layouts))

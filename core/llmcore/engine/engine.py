@@ -47,7 +47,10 @@ class DeviceLost(LlmcoreError):
 
 
 class Engine:
-    """A scheduler and a runner. `facts` says what was built; `fixed_angles_up_to` is the ModelConfig's."""
+    """A scheduler and a runner. `facts` says what was built; `fixed_angles_up_to` is the ModelConfig's.
+
+    `kv_salt`: a part of every request's salt, which names the constants with which KV is stored.
+    """
 
     def __init__(
         self,
@@ -57,8 +60,10 @@ class Engine:
         facts: ModelFacts,
         processors: Processors,
         fixed_angles_up_to: int | None = None,
+        kv_salt: bytes = b"",
     ) -> None:
         self.facts = facts
+        self._kv_salt = kv_salt
         self._fixed_angles_up_to = fixed_angles_up_to
         self._processors = processors
         self._builder = ProcessorBuilder(processors.bind)
@@ -238,7 +243,7 @@ class Engine:
         """KV is shared only among requests of one API key: how much of a prompt was there tells what others asked.
         KV with angles of its prompt's length is shared only among prompts of that length.
         """
-        salt, length = request.salt, len(request.prompt)
+        salt, length = self._kv_salt + request.salt, len(request.prompt)
         if request.client >= 0:
             salt += b"/key:%d" % request.client
         if self._fixed_angles_up_to is not None and length > self._fixed_angles_up_to:

@@ -21,6 +21,7 @@ from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.step import Step
 from llmcore.registry.devices import best_device
 from llmcore.registry.loader import load
+from llmcore.registry.modes import chosen_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import Weighed, dummy_weights, load_weights
 from llmcore.weights.map import WeightMap
@@ -133,8 +134,9 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     plain = blueprint(config, registry, device.info, checkpoint)
     generation = sampling_defaults(config.model.generation_config, checkpoint.generation_config())
     model_config = replace(plain.model, eos_ids=_eos_ids(config, plain.model, generation))
-    plan = replace(plain, model=model_config).pinned(config.kernels.mode, config.kernels.kernel)
+    plan = replace(plain, model=model_config).pinned(chosen_modes(config, registry), config.kernels.kernel)
     model, build, names, filling, quant = plan.build(device.torch_device)
+    build.calibrate(checkpoint, config.plugin_options)
     weights = dummy_weights(model) if dummy else _fill(model, filling, names, progress)
     return Loaded(model, model_config, build, weights, generation, quant)
 

@@ -47,8 +47,10 @@ class Attention(Layer):
             raise ConfigError(f"the norms of q and k have one eps, not {norms[0].eps} and {norms[1].eps}")
         spec = _share(spec, build)
         self.spec, self.group, self.index, self._rope = spec, group, index, rope
-        self._kernels = build.attention(spec, group)
         layout = build.layout(group)
+        if layout.joined:
+            raise ConfigError(f"attention with values of its own needs a layout for them, not {layout.group.layout!r}")
+        self._kernels = build.attention(spec, group)
         self._rope_write = build.op(
             "rope_kv_write" if norms is None else "qk_norm_rope_kv_write",
             layout=layout.group.layout,

@@ -15,7 +15,7 @@ from torch import nn
 
 from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, reraise_if_stopping
 from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig
-from llmcore.api.protocols import AttentionKernel
+from llmcore.api.protocols import AttentionKernel, Checkpoint
 from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, KVLayoutSpec, OpContext, OpSpec
 from llmcore.layers.layout import Layout
 from llmcore.layers.mesh import Mesh
@@ -223,14 +223,16 @@ class Build:
     ) -> tuple[Op, ...]:
         """The op's callable for each token bucket. A layer calls ``ops[step.bucket](...)``.
 
-        A composite without its own kernel becomes its expansion. `given` supplies parts of it that are not ops. Calls
-        with equal arguments return the same callables.
+        A composite without its own kernel becomes its expansion. `given` supplies what is not an op: a layout's
+        `write` as the part `kv_write` of a composite, its `gather` as `kv_gather` for attention. Calls with equal
+        arguments return the same callables.
         """
         parts = dict(given or {})
+        gather = parts.get("kv_gather")
         key = (name, layout, granule, tuple(sorted(shape.items())), tuple(sorted(parts.items(), key=lambda p: p[0])))
         if key not in self._bound:
             self._bound[key] = tuple(
-                self._make(self._context(name, bucket, layout, granule, shape), parts)
+                self._make(replace(self._context(name, bucket, layout, granule, shape), gather=gather), parts)
                 for bucket in range(len(TOKEN_BUCKETS))
             )
         return self._bound[key]
@@ -251,7 +253,10 @@ class Build:
         if group not in self.attention_kernels:
             where = self.kv_group(group)
             fixed = {"layout": where.layout, "granule": self.granules.get(group, 1), **shape_of(spec)}
-            made: dict[str, Any] = {kind: self.op(f"{ops}.{kind}", **fixed) for kind in AttentionKernels._fields}
+            parts = {"kv_gather": self.layout(group).gather}
+            made: dict[str, Any] = {
+                kind: self.op(f"{ops}.{kind}", given=parts, **fixed) for kind in AttentionKernels._fields
+            }
             kernels = AttentionKernels(**made)
             self.attention_kernels[group] = kernels if wrap is None else wrap(kernels)
         return self.attention_kernels[group]
@@ -261,10 +266,10 @@ class Build:
         return self.op("comm.all_reduce", group=group) if self.mesh.size(group) > 1 else None
 
     def kv_group(self, name: str) -> KVGroupSpec:
-        """The model's KV group `name`, with the layout that a mode pinned, if any. Raises ConfigError."""
+        """The model's KV group `name`, with the layout that a mode pinned for it, if any. Raises ConfigError."""
         for group in self.config.kv_groups:
             if group.name == name:
-                return group if self.pins.layout is None else replace(group, layout=self.pins.layout)
+                return self.pins.stored(group)
         known = ", ".join(group.name for group in self.config.kv_groups)
         raise ConfigError(f"the model has no KV group {name!r}; its config declares {known}")
 
@@ -275,6 +280,16 @@ class Build:
             make = load(self.registry.find(KVLayoutSpec, spec.layout).make)
             self._layouts[group] = make(spec, self.granules.get(group, 1), self.config.dtype)
         return self._layouts[group]
+
+    def calibrate(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        """Fill the constants of every group's layout from a checkpoint, as it is on disk, and the options of plugins.
+
+        Raises ConfigError, as the layouts do.
+        """
+        for group in self.config.kv_groups:
+            layout = self.layout(group.name)
+            if (fill := self.registry.find(KVLayoutSpec, layout.group.layout).calibrate) is not None:
+                load(fill)(layout, checkpoint, options)
 
     def layer(self, module: torch.nn.Module, name: str, index: int) -> torch.nn.Module:
         """`module` as the `build_layer` hooks of all plugins return it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ _LINE = 64
 """Bytes of a cache line."""
 
 KV = tuple[torch.Tensor, ...]
-"""The KV pool of one layer. The layout decides which tensors it has."""
+"""The KV of one layer: the tensors of its pool, which have a row per slot, then the layout's `constants`."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -36,6 +37,9 @@ class Layout(ABC):
     A slot is granule number x `granule` + offset. `sharded`: True if each rank holds its own KV heads, False if all
     ranks hold the same KV. `joined`: True if a token's value is the first `value_size` elements of its key, so that
     `write` does not need v.
+
+    What is stored is what is attended: `gather` gives the same numbers for a token as `write` left in its k and v. So
+    a prefix hit, a chunk and a recomputed token attend to equal keys and values.
     """
 
     sharded = True
@@ -55,9 +59,19 @@ class Layout(ABC):
     def layer_tensors(self, granules: int, device: torch.device) -> KV:
         """A new pool of `granules` granules for one layer. Slots that were never written hold finite numbers."""
 
+    def constants(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """What a layer's `write`, `gather` and kernels need beside its pool, such as fixed scales, on the CPU.
+
+        All layers have the same number of constants. `tensors` appends them to the pool.
+        """
+        return ()
+
     @abstractmethod
     def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k [T, kv_heads, key_size] and v [T, kv_heads, value_size] at `slots` [T] int64."""
+        """Store k [T, kv_heads, key_size] and v [T, kv_heads, value_size] at `slots` [T] int64.
+
+        A layout that rounds overwrites k and v with the numbers that `gather` returns for them, to the bit.
+        """
 
     @abstractmethod
     def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,13 +83,44 @@ class Layout(ABC):
 
     def copy(self, kv: KV, src: torch.Tensor, dst: torch.Tensor) -> None:
         """Copy granules `src` [N] onto granules `dst` [N], bit for bit, in every tensor of one layer."""
-        for tensor in kv:
-            granules = tensor.view(-1, self.granule, *tensor.shape[1:])
+        for tensor in map(_rows, self.pool(kv)):
+            granules = tensor.view(len(tensor) // self.granule, self.granule, *tensor.shape[1:])
             granules.index_copy_(0, dst, granules.index_select(0, src))
 
+    def export(self, kv: KV, slots: torch.Tensor) -> KV:
+        """The pool's rows at `slots` [N], as they are stored: [N, ...] of each tensor. `identity` says of what."""
+        return tuple(_rows(tensor).index_select(0, slots).view(tensor.dtype) for tensor in self.pool(kv))
+
+    def restore(self, kv: KV, slots: torch.Tensor, raw: KV) -> None:
+        """Store rows that `export` of a layout with the same `identity` returned, to the bit."""
+        for tensor, rows in zip(self.pool(kv), raw, strict=True):
+            _rows(tensor).index_copy_(0, slots, _rows(rows))
+
+    @property
+    def identity(self) -> str:
+        """Names what `export` returns: the layout, the group, and a digest of their sizes, dtype and constants."""
+        group = self.group
+        digest = hashlib.sha256(f"{group} {self.dtype}".encode())
+        for layer in group.layers:
+            for constant in self.constants(layer):
+                digest.update(constant.contiguous().view(torch.uint8).numpy().tobytes())
+        return f"{group.layout}/{group.name}/{digest.hexdigest()[:16]}"
+
+    def pool(self, kv: KV) -> KV:
+        """The tensors of `kv` that have a row per slot, without the constants."""
+        return kv[: len(kv) - len(self.constants(self.group.layers[0]))]
+
     def tensors(self, granules: int, device: torch.device) -> Mapping[int, KV]:
-        """The pools of all layers of the group, by layer index."""
-        return {layer: self.layer_tensors(granules, device) for layer in self.group.layers}
+        """The KV of all layers of the group, by layer index."""
+        return {
+            layer: (*self.layer_tensors(granules, device), *(part.to(device) for part in self.constants(layer)))
+            for layer in self.group.layers
+        }
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` [N, ...], as bytes if its elements are bytes: torch cannot copy rows of float8."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 class TokenLayout(Layout):

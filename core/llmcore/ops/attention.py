@@ -102,22 +102,12 @@ BLOCK = 64
 
 
 class ReferenceAttention:
-    """The reference AttentionKernel, for rows of any length. It reads KV only through the table.
-
-    `layouts`: the names of the layouts that it reads. A subclass may name others in which the first tensor of a layer
-    has the keys, and the last one has the values, or wider rows that begin with them.
-    """
-
-    layouts: tuple[str, ...] = LAYOUTS
+    """The reference AttentionKernel, for rows of any length and any layout. It reads KV only through the table."""
 
     def __init__(self, context: OpContext) -> None:
         self.spec = spec_of(context)
         self.granule = context.granule
-        if context.layout not in self.layouts:
-            raise ConfigError(
-                f"{context.op}: the torch reference reads layout {' or '.join(self.layouts)}, not {context.layout!r}; "
-                f"a plugin's layout comes with kernels of its own (docs/authors/kv-layout.md)"
-            )
+        self._gather = context.gather or self._plain
         if self.spec.sinks or self.spec.mask not in ("causal", "full"):
             raise ConfigError(f"{context.op}: the torch reference has no sinks and no {self.spec.mask!r} mask")
 
@@ -145,7 +135,7 @@ class ReferenceAttention:
             if borders[row] == last:
                 continue
             slots = token_slots(meta["table"][request], 0, length, self.granule)
-            keys, values = kv[0][slots], kv[-1][slots, :, : self.spec.value_size]
+            keys, values = self._gather(kv, slots)
             for first in range(borders[row], last, BLOCK if self.spec.mask == "causal" else length):
                 stop = min(first + BLOCK, last) if self.spec.mask == "causal" else last
                 # `attend` takes its queries for the last tokens, so the keys must end with this block's tokens.
@@ -155,3 +145,7 @@ class ReferenceAttention:
                 if lse is not None:
                     lse[first:stop] = part_lse
         return out
+
+    def _plain(self, kv: tuple[torch.Tensor, ...], slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys are in the first tensor. Values are in the last one, or its rows begin with them."""
+        return kv[0][slots], kv[-1][slots, :, : self.spec.value_size]

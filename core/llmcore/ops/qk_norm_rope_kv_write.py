@@ -12,7 +12,7 @@ from llmcore.ops import ROUNDING, Op, Shape, draw, rms_norm, rope_kv_write, size
 
 TOLERANCE = ROUNDING
 
-IN_PLACE = ("qk",)
+IN_PLACE = rope_kv_write.IN_PLACE
 
 LAYOUTS = ("token",)
 
@@ -31,7 +31,8 @@ def reference(
 ) -> torch.Tensor:
     """qk [T, heads + kv_heads, size] -> normed and rotated qk.
 
-    `norms`: the weights [size] for queries and for keys. The rest is as in rope_kv_write; keys are normed when stored.
+    `norms`: the weights [size] for queries and for keys. The rest is as in rope_kv_write, keys and values as stored
+    too; keys are normed when stored.
     """
     return rope_kv_write.reference(_normed(qk, v.shape[1], norms, eps, rms_norm.reference), v, cos, sin, kv, slots)
 

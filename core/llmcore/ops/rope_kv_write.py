@@ -1,6 +1,9 @@
 """rope_kv_write, a composite: rotate queries and keys, and write keys and values to the KV pool.
 
 It expands to `rope` and the layout's own write, which the attention layer passes as the part `kv_write`.
+
+What is stored is what is attended: over a layout that rounds, a kernel returns the keys, and leaves in `v` the values,
+that the layout's `gather` gives back, to the bit. Its own write does the same.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from llmcore.ops import ROUNDING, Op, Shape, draw, rope, size
 
 TOLERANCE = ROUNDING
 
-IN_PLACE = ("qk",)
+IN_PLACE = ("qk", "v")
 
 LAYOUTS = ("token",)
 
@@ -33,7 +36,7 @@ def reference(
     kv: tuple[torch.Tensor, ...],
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size], cos and sin as for rope -> rotated qk.
+    """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size], cos and sin as for rope -> rotated qk, as stored.
 
     Also writes kv (token layout: keys [slots, kv_heads, size], values [slots, kv_heads, value_size]) at `slots` [T].
     """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.models import KVGroupSpec
 from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, QuantMethodSpec
-from llmcore.config import parse_pin
+from llmcore.config import Config, parse_pin
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, device_misfit
 
@@ -17,13 +18,29 @@ from llmcore.registry.resolve import REFERENCE, device_misfit
 class Pins:
     """The choices of modes and `--kernel`, which hold before kernels are resolved.
 
-    `kernels`: op -> kernel name. `quant_options`: what the modes choose for the method `quant`.
+    `kernels`: op -> kernel name. `layouts`: the layout of a model's KV group -> the one that stores the group instead.
+    `quant_options`: what the modes choose for the method `quant`.
     """
 
     kernels: Mapping[str, str] = field(default_factory=dict)
-    layout: str | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict)
     quant: str | None = None
     quant_options: Mapping[str, int | str | bool] = field(default_factory=dict)
+
+    def stored(self, group: KVGroupSpec) -> KVGroupSpec:
+        """A model's KV group with the layout that stores it."""
+        return replace(group, layout=self.layouts.get(group.layout, group.layout))
+
+
+def chosen_modes(config: Config, registry: Registry) -> tuple[str, ...]:
+    """The names of `--mode`, and the modes that options of plugins ask for."""
+    options = config.plugin_options
+    more = sorted(
+        mode.name
+        for mode, _ in registry.specs(ModeSpec)
+        if any(all(options.get(name) in values for name, values in asks.items()) for asks in mode.asked)
+    )
+    return tuple(dict.fromkeys((*config.kernels.mode, *more)))
 
 
 def apply_modes(
@@ -38,31 +55,30 @@ def apply_modes(
     malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.blueprint.Blueprint` also
     checks whether a mode fits a model.
     """
-    pinned: dict[tuple[str, ...], tuple[Any, str]] = {}
+    pinned: dict[tuple[str, str], tuple[Any, str]] = {}
 
-    def pin(what: tuple[str, ...], value: Any, source: str) -> None:
+    def pin(what: tuple[str, str], value: Any, source: str) -> None:
         other, owner = pinned.setdefault(what, (value, source))
         if other != value:
-            raise ConfigError(f"{owner} pins {' '.join(what)} to {other!r}, {source} to {value!r}; give one of them")
+            raise ConfigError(
+                f"{owner} pins {' '.join(what).rstrip()} to {other!r}, {source} to {value!r}; give one of them"
+            )
 
     for op, kernel in map(parse_pin, kernels):
         registry.find(OpSpec, op)
         pin(("kernel", op), kernel, f"--kernel {op}={kernel}")
     for name in names:
         mode = check_mode(name, registry, device.type, lambda mode: mode_misfit(mode, registry, device))
-        bundle: dict[tuple[str, ...], Any] = {("layout",): mode.layout, ("quant",): mode.quant}
-        bundle |= {("kernel", op): kernel for op, kernel in mode.kernels.items()}
+        bundle: dict[tuple[str, str], Any] = {("kernel", op): kernel for op, kernel in mode.kernels.items()}
+        bundle |= {("layout", declared): layout for declared, layout in mode.layouts.items()}
         bundle |= {("quant option", option): value for option, value in mode.quant_options.items()}
+        bundle |= {("quant", ""): mode.quant} if mode.quant is not None else {}
         for what, value in bundle.items():
-            if value is not None:
-                pin(what, value, f"--mode {name}")
-    chosen = {what: value for what, (value, _) in pinned.items()}
-    pins = Pins(
-        kernels={what[1]: value for what, value in chosen.items() if what[0] == "kernel"},
-        layout=chosen.get(("layout",)),
-        quant=chosen.get(("quant",)),
-        quant_options={what[1]: value for what, value in chosen.items() if what[0] == "quant option"},
-    )
+            pin(what, value, f"--mode {name}")
+    chosen: dict[str, dict[str, Any]] = {"kernel": {}, "layout": {}, "quant": {}, "quant option": {}}
+    for (kind, key), (value, _) in pinned.items():
+        chosen[kind][key] = value
+    pins = Pins(chosen["kernel"], chosen["layout"], chosen["quant"].get(""), chosen["quant option"])
     if pins.quant_options and pins.quant is None:
         option = next(iter(pins.quant_options))
         quantizing = sorted(mode.name for mode, _ in registry.specs(ModeSpec) if mode.quant is not None)
@@ -78,8 +94,9 @@ def mode_misfit(
 ) -> str | None:
     """Why a mode cannot work on `device` for a model that asks for `ops`, or None if it can."""
     layouts = {spec.name for spec, _ in registry.specs(KVLayoutSpec)}
-    if mode.layout is not None and mode.layout not in layouts:
-        return f"needs layout {mode.layout}, which no plugin brings"
+    for layout in mode.layouts.values():
+        if layout not in layouts:
+            return f"needs layout {layout}, which no plugin brings"
     if mode.quant is not None and mode.quant not in {spec.name for spec, _ in registry.specs(QuantMethodSpec)}:
         return f"needs quantization method {mode.quant}, which no plugin brings"
     known = {spec.name for spec, _ in registry.specs(OpSpec)}

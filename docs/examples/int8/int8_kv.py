@@ -12,7 +12,7 @@ def register_kv_layouts():
 
 @hookimpl
 def register_kernels():
-    """A kernel that is right everywhere and fast nowhere. Quick kernels are compared with it."""
+    """A kernel in the form of one that decodes the pool itself. It is fast nowhere; the torch reference is enough."""
     reads = Requires(device="cpu", layouts={LAYOUT})
     for op in ("attn.gqa.decode", "attn.gqa.prefill", "attn.gqa.mixed"):
         yield KernelSpec(op=op, name=LAYOUT, make=f"{__name__}:attention", when=reads)
@@ -20,7 +20,7 @@ def register_kernels():
 
 @hookimpl
 def register_modes():
-    yield ModeSpec(name="kv8", layout=LAYOUT, summary="KV as int8, a scale per token and head")
+    yield ModeSpec(name="kv8", layouts={"token": LAYOUT}, summary="KV as int8, a scale per token and head")
 
 
 def make(group, granule, dtype):
@@ -43,8 +43,10 @@ def make(group, granule, dtype):
         def write(self, kv, slots, k, v):
             for pool, scales, new in zip(kv[:2], kv[2:], (k, v), strict=True):
                 scale = new.float().abs().amax(-1).clamp(min=1e-8) / 127
-                pool.index_copy_(0, slots, (new / scale[..., None]).round().to(torch.int8))
+                numbers = (new / scale[..., None]).round().to(torch.int8)
+                pool.index_copy_(0, slots, numbers)
                 scales.index_copy_(0, slots, scale)
+                new.copy_(numbers * scale[..., None])  # attention of this step sees what later steps will see
 
         def gather(self, kv, slots):
             return tuple(
@@ -57,13 +59,13 @@ def make(group, granule, dtype):
 
 def attention(context):
     """The reference, on keys and values in the form of the layout `token`."""
+    from dataclasses import replace
+
     from llmcore.layers import ReferenceAttention
 
     class OverInt8(ReferenceAttention):
-        layouts = (LAYOUT,)
-
         def run(self, q, k_new, v_new, kv, meta, out, lse=None):
             plain = tuple((pool * scales[..., None]).to(q.dtype) for pool, scales in zip(kv[:2], kv[2:], strict=True))
             return super().run(q, k_new, v_new, plain, meta, out, lse)
 
-    return OverInt8(context)
+    return OverInt8(replace(context, gather=None))

@@ -171,7 +171,7 @@ def _required_shapes(kernel: KernelSpec, module: Any) -> list[Shape]:
 
 
 def check_register_kv_layouts(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """A layout gathers the values that it wrote; its copies take whole granules and change nothing else."""
+    """A layout gathers the values that it wrote and left to the step; copies and transfers change no bit."""
     return check_each(registry, plugin, specs.KVLayoutSpec, "layout", _check_layout_spec)
 
 
@@ -188,9 +188,9 @@ def _check_layout(layout: Layout, tolerance: float) -> None:
     granules, heads, width = 8, layout.group.kv_heads, layout.group.key_size
     pools = layout.tensors(granules, torch.device("cpu"))
     assert set(pools) == set(layout.group.layers), "pools for other layers than the group's"
-    held = sum(tensor.numel() * tensor.element_size() for pool in pools.values() for tensor in pool)
+    held = sum(tensor.nbytes for pool in pools.values() for tensor in layout.pool(pool))
     assert held == layout.bytes * granules, f"{held} bytes in {granules} granules of {layout.bytes}"
-    pool = pools[0]
+    pool, other = pools[0], pools[1]
     every = torch.arange(granules * layout.granule)
     fresh, _ = layout.gather(pool, every)
     assert bool(fresh.isfinite().all()), "a slot that was never written is not finite"
@@ -199,10 +199,15 @@ def _check_layout(layout: Layout, tolerance: float) -> None:
     k, v = (torch.randn(len(slots), heads, width, generator=generator).to(layout.dtype) for _ in range(2))
     if layout.joined:
         v = k[..., : layout.group.value_size]
+    plain = k.clone(), v.clone()
+    constants = [tensor.clone() for tensor in pool[len(layout.pool(pool)) :]]
     layout.write(pool, slots, k, v)
     with all_problems() as problems:
         with problems.of("gather"):
-            _close(layout.gather(pool, slots), (k, v), tolerance)
+            _close(layout.gather(pool, slots), plain, tolerance)
+        with problems.of("write"):
+            left = zip((k, v), layout.gather(pool, slots), strict=True)
+            assert all(torch.equal(a, b) for a, b in left), "it leaves other numbers in k and v than gather returns"
         before = layout.gather(pool, every)
         src, dst = torch.tensor([0, 3]), torch.tensor([6, 7])
         layout.copy(pool, src, dst)
@@ -213,10 +218,23 @@ def _check_layout(layout: Layout, tolerance: float) -> None:
         layout.scatter(pool, slots, *layout.gather(pool, slots))
         with problems.of("scatter"):
             _close(layout.gather(pool, every), tuple(part.flatten(0, 1) for part in expected), tolerance)
+        with problems.of("export"):
+            raw, places = layout.export(pool, slots), slots.flip(0)
+            layout.restore(other, places, raw)
+            assert all(map(_equal, layout.export(other, places), raw)), "restore changes bits"
+            untouched = torch.tensor(sorted(set(every.tolist()) - set(places.tolist())))
+            assert not any(part.any() for part in layout.gather(other, untouched)), "restore writes other slots"
+        with problems.of("constants"):
+            assert all(map(_equal, pool[len(layout.pool(pool)) :], constants)), "they change"
+            assert layout.identity.startswith(f"{layout.group.layout}/{layout.group.name}/"), layout.identity
+
+
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 
 def _granules(part: torch.Tensor, layout: Layout) -> torch.Tensor:
-    return part.view(-1, layout.granule, *part.shape[1:])
+    return part.view(len(part) // layout.granule, layout.granule, *part.shape[1:])
 
 
 def _close(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float) -> None:

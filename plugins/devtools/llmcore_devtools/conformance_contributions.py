@@ -43,11 +43,11 @@ def check_register_modes(registry: Registry, plugin: str, samples: Sequence[Path
     kernels = {(spec.op, spec.name) for spec, _ in registry.specs(specs.KernelSpec)}
 
     def check(mode: specs.ModeSpec) -> None:
-        assert mode.layout or mode.kernels or mode.quant or mode.quant_options, "it pins nothing"
+        assert mode.layouts or mode.kernels or mode.quant or mode.quant_options, "it pins nothing"
         with all_problems() as problems:
-            if mode.layout is not None:
+            for layout in mode.layouts.values():
                 with problems.of():
-                    registry.find(specs.KVLayoutSpec, mode.layout)
+                    registry.find(specs.KVLayoutSpec, layout)
             for op, kernel in mode.kernels.items():
                 with problems.of():
                     registry.find(specs.OpSpec, op)

@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llmcore.api import ModeSpec, OpSpec, QuantMethodSpec, hookimpl
+from llmcore.api import KVLayoutSpec, ModeSpec, OpSpec, OptionSpec, QuantMethodSpec, hookimpl, options_of
+
+from llmcore_quantization.kv import names
+from llmcore_quantization.kv.options import KVQuantization
 
 
 @hookimpl
@@ -70,7 +73,7 @@ def register_quant_methods() -> Iterable[QuantMethodSpec]:
 
 @hookimpl
 def register_modes() -> Iterable[ModeSpec]:
-    """LightLLM's modes for weights, two for float8, and the group of modes with 4 bits."""
+    """LightLLM's modes, two for float8 weights, the group of 4-bit weights, and LMDeploy's policies for KV."""
     for method, (summary, modes) in _ONLINE.items():
         for name in modes:
             yield ModeSpec(name=name, quant=f"online_{method}", summary=summary)
@@ -80,6 +83,19 @@ def register_modes() -> Iterable[ModeSpec]:
             quant_options={"group": group},
             summary=f"{group} inputs share a scale, beside a mode with 4-bit weights (default: 128)",
         )
+    yield from names.modes()
+
+
+@hookimpl
+def register_kv_layouts() -> Iterable[KVLayoutSpec]:
+    """Layouts that store KV in 8 and 4 bits."""
+    yield from names.layouts()
+
+
+@hookimpl
+def register_options() -> Iterable[OptionSpec]:
+    """The options of LightLLM and LMDeploy that quantize KV."""
+    yield from options_of(KVQuantization)
 
 
 def reads_awq(quantization: Mapping[str, Any]) -> bool:

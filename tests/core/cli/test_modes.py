@@ -8,7 +8,7 @@ from listed import plugin, rows, run
 
 
 def test_modes_say_what_they_pin_and_what_does_not_fit(tmp_path: Path) -> None:
-    code = "@hookimpl\ndef register_modes():\n    yield ModeSpec(name='int8kv', layout='token-int8')\n"
+    code = "@hookimpl\ndef register_modes():\n    yield ModeSpec(name='int8kv', layouts={'token': 'token-int8'})\n"
     code += "    yield ModeSpec(name='plain', kernels={'linear': 'torch'})\n"
     found = {row["name"]: row for row in rows("modes", "--plugins", plugin(tmp_path, code))}
     assert list(found) == sorted(found)

@@ -120,7 +120,7 @@ def register_modes():
     yield ModeSpec(name="picky", kernels={"attn.gqa.decode": "picky"})
     yield ModeSpec(name="sparse", kernels={"moe.fused": "torch"})
     yield ModeSpec(name="latent", kernels={"attn.mla.decode": "torch"})
-    yield ModeSpec(name="elsewhere", layout="nowhere")
+    yield ModeSpec(name="elsewhere", layouts={"token": "nowhere"})
 """
 
 MISFITS = {

@@ -16,10 +16,10 @@ def modes_registry() -> Registry:
         OpSpec(name="linear", module="m", signature=""),
         KernelSpec(name="fast", op="linear", make="m:m"),
         KVLayoutSpec(name="token-int8", make="m:m"),
-        ModeSpec(name="int8kv", layout="token-int8"),
+        ModeSpec(name="int8kv", layouts={"token": "token-int8"}),
         ModeSpec(name="quick", kernels={"linear": "fast"}),
         ModeSpec(name="plain", kernels={"linear": "torch"}),
-        ModeSpec(name="fp8kv", layout="token-fp8"),
+        ModeSpec(name="fp8kv", layouts={"token": "token-fp8"}),
         ModeSpec(name="w4", quant="awq"),
         ModeSpec(name="absent", kernels={"linear": "nobody"}),
         ModeSpec(name="w8", quant="int8"),
@@ -33,7 +33,7 @@ def modes_registry() -> Registry:
 
 def test_modes_and_pins_settle_layout_and_kernels() -> None:
     pins = apply_modes(["int8kv", "quick"], modes_registry(), DeviceInfo("cpu"), ["linear=fast"])
-    assert (pins.kernels, pins.layout, pins.quant) == ({"linear": "fast"}, "token-int8", None)
+    assert (pins.kernels, pins.layouts, pins.quant) == ({"linear": "fast"}, {"token": "token-int8"}, None)
     assert not pins.quant_options
     pins = apply_modes(["g64", "w8"], modes_registry(), DeviceInfo("cpu"))
     assert (pins.quant, pins.quant_options) == ("int8", {"group": 64})

@@ -14,7 +14,8 @@ from types import ModuleType
 
 from llmcore.api import AttnSpec, OpContext
 from llmcore.ops import Shape, attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, size
-from llmcore.ops.attention import TOLERANCE, ReferenceAttention, Sample, shape_of
+from llmcore.ops.attention import TOLERANCE, Sample, shape_of
+from llmcore.ops.attention import ReferenceAttention as make
 
 __all__ = ["JOINED", "LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "samples", "timed"]
 
@@ -39,15 +40,6 @@ _GQA: Mapping[str, ModuleType] = {
     "attn.mla.mixed": attn_gqa_mixed,
 }
 """Op -> the op of core with the same kind of rows."""
-
-
-class LatentAttention(ReferenceAttention):
-    """The reference over latent rows."""
-
-    layouts = LAYOUTS
-
-
-make = LatentAttention
 
 
 def samples(context: OpContext) -> Iterator[Sample]:

@@ -41,8 +41,8 @@ def reference(
     """q [T, heads, size], row [T, latent + rotated], weight [latent], cos and sin [T, rotated] f32 -> (q, row).
 
     The last `rotated` elements of each head of q are rotated. The row is the normed latent and the rotated key, as
-    stored. Also writes kv (layout mla-latent: one pool [slots, 1, latent + rotated]) at `slots` [T]. q and row may be
-    views with other elements between their rows.
+    the layout's `gather` gives it back. Also writes kv (layout mla-latent: one pool [slots, 1, latent + rotated]) at
+    `slots` [T]. q and row may be views with other elements between their rows.
     """
     norm, rotate = rms_norm.reference, rope.reference
     return _run(q, row, weight, eps, cos, sin, kv, slots, norm=norm, rotate=rotate, write=_write)

@@ -208,7 +208,11 @@ def bench(asked: Asked, registry: Registry) -> None:
     best = timing.ceilings(device, dtype, effort)
     click.echo(_heading(device, best), err=True)
     base = OpContext(
-        op="", device=device.info, dtype=dtype, layout=pins.layout or asked.layout, deterministic=asked.deterministic
+        op="",
+        device=device.info,
+        dtype=dtype,
+        layout=pins.layouts.get(asked.layout, asked.layout),
+        deterministic=asked.deterministic,
     )
     run = timing.Bench(registry, device, effort, best, base, pins.kernels)
     shapes = asked_shapes(asked, registry, device)

@@ -73,8 +73,11 @@ def test_what_is_allowed_must_not_be_forbidden() -> None:
 
 
 def test_the_tokens_that_transformers_forbids() -> None:
-    """Of few different tokens, so that prefixes come often and are ends of each other. transformers sees a prompt before
-    them: 5.17 forbids nothing while it has fewer tokens than the sequence."""
+    """Of few different tokens, so that prefixes come often and are ends of each other.
+
+    A prompt stands before them, because transformers 5.17 forbids nothing until there are as many tokens as a
+    sequence has.
+    """
     chance = random.Random(3)
     prompt = [9] * 5
     for _ in range(30):

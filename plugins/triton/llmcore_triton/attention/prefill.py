@@ -325,13 +325,11 @@ def flash(  # type: ignore[no-untyped-def]
             there = position < length
             slot = slots_of(entries, position, there, GRANULE)
             k = rows_of(
-                k_pool, k_marks, kv_head, slot, there, k_slot,
-                PAD_K, KV_HEADS, KEY, K_CODES, K_GROUP, False, queries.dtype,
-            )  # fmt: skip
+                k_pool, k_marks, kv_head, slot, there, k_slot, PAD_K, KV_HEADS, KEY, K_CODES, K_GROUP, queries.dtype
+            )
             v = rows_of(
-                v_pool, v_marks, kv_head, slot, there, v_slot,
-                PAD_V, KV_HEADS, VALUE, V_CODES, V_GROUP, False, queries.dtype,
-            )  # fmt: skip
+                v_pool, v_marks, kv_head, slot, there, v_slot, PAD_V, KV_HEADS, VALUE, V_CODES, V_GROUP, queries.dtype
+            )
             edge = (block >= whole_to) | (block < whole_from)
             acc, total, top = _fold(
                 acc, total, top, queries, k, v, block, edge, q_position, length, scale, CAP, CAUSAL, WINDOW

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext

@@ -257,7 +257,8 @@ def _fold(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize_on_alignment=["request", "q_start", "kv_len", "tiles", "lse"])
 def flash(  # type: ignore[no-untyped-def]
-    q, k_new, v_new, k_tiles, v_tiles, k_pool, v_pool, k_marks, v_marks, table, request, q_start, kv_len, tiles, out, lse,
+    q, k_new, v_new, k_tiles, v_tiles, k_pool, v_pool, k_marks, v_marks,
+    table, request, q_start, kv_len, tiles, out, lse,
     table_stride, q_stride, k_stride, v_stride, k_slot, v_slot, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     K_CODES: tl.constexpr, K_GROUP: tl.constexpr, V_CODES: tl.constexpr, V_GROUP: tl.constexpr,

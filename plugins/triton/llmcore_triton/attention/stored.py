@@ -82,7 +82,7 @@ def half(context: OpContext) -> bool:
 
 
 def pools(kv: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor | None, ...]:
-    """Returns the pools of keys and of values, and their marks or fixed scales; None for numbers of the model's type."""
+    """Returns the pools of keys and of values, and their marks or fixed scales, or None."""
     return kv if len(kv) == 4 else (*kv, None, None)
 
 
@@ -172,8 +172,10 @@ def half_rows(  # type: ignore[no-untyped-def]
 def head_marks(  # type: ignore[no-untyped-def]
     marks, head, slot, there, HEADS: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Returns the scales and least values of a head at slots [N], [N] f32, or [1] if scales are fixed. The scales where
-    not `there` are 1. Codes with a sign have no least values: the scales stand in their place."""
+    """Returns the scales and least values of a head at slots [N], [N] f32, or [1] if scales are fixed.
+
+    The scales where not `there` are 1. Codes with a sign have no least values: the scales stand in their place.
+    """
     if GROUP == 0:
         scale = tl.load(marks + head + tl.arange(0, 1))
         least = scale

@@ -69,13 +69,13 @@ def known() -> tuple[Setting, ...]:
 
 
 def _modes() -> Iterator[str]:
-    """Yields what each value of `--mode` becomes."""
+    """Yields the values of LightLLM's `--mode`. Raises SystemExit for one that no plugin of this tree brings."""
     brought = {spec.name for spec, _ in build_registry(make_config()).specs(ModeSpec)}
-    here, missing = [], []
-    for name in json.loads(DATA.read_text())["modes"]:
-        (here if name in brought else missing).append(f"`{name}`")
-    yield f"Of LightLLM's modes there are {', '.join(here)} (`llmcore modes` says where they fit). An error that lists"
-    yield f"those that fit are {', '.join(missing)}: quantized KV and kernels of other libraries."
+    names = json.loads(DATA.read_text())["modes"]
+    if missing := [name for name in names if name not in brought]:
+        raise SystemExit(f"no plugin of this tree brings LightLLM's modes {', '.join(missing)}")
+    shown = ", ".join(f"`{name}`" for name in names)
+    yield f"All of LightLLM's modes are there: {shown}. `llmcore modes` says where they fit."
 
 
 def _shared(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,11 +12,9 @@ from llmcore.layers import Bound, Build, LinearShape, fill_normal
 from torch import nn
 
 from llmcore_quantization.canonical import Scheme, shapes
+from llmcore_quantization.modes import GROUPS
 from llmcore_quantization.ops import shape_of
 from llmcore_quantization.rounding import LIMITS
-
-GROUPS = (128, 64, 32)
-"""The groups that errors offer, as modes do."""
 
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "linear.w4a16": ("codes", "scale", "zero", "order", "bias"),

@@ -74,8 +74,9 @@ def _modes() -> Iterator[str]:
     here, missing = [], []
     for name in json.loads(DATA.read_text())["modes"]:
         (here if name in brought else missing).append(f"`{name}`")
-    yield f"Of LightLLM's modes there are {', '.join(here)} (`llmcore modes` says where they fit). An error that lists"
-    yield f"those that fit are {', '.join(missing)}: quantized KV and kernels of other libraries."
+    yield f"Of LightLLM's modes there are {', '.join(here)} (`llmcore modes` says where they fit)."
+    if missing:
+        yield f"An error that lists those that fit are {', '.join(missing)}: kernels of other libraries."
 
 
 def _shared(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Plan:
     doubled: tuple[str, ...] = ()
 
 
-@click.command(cls=SettingsCommand, groups=("model", "memory", "scheduling", "kernels", "plugins"))
+@click.command(cls=SettingsCommand, groups=("model", "memory", "scheduling", "kernels", "plugins", "plugin_options"))
 @click.argument("model", required=False)
 @click.option("--memory", metavar="SIZE", help="Plan for a device with this much memory: 80GiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -297,7 +297,7 @@ class Build:
         for group in self.config.kv_groups:
             layout = self.layout(group.name)
             if (fill := self.registry.find(KVLayoutSpec, layout.group.layout).calibrate) is not None:
-                load(fill)(layout, checkpoint, options)
+                load(fill)(layout, self.config, checkpoint, options)
 
     def layer(self, module: torch.nn.Module, name: str, index: int) -> torch.nn.Module:
         """`module` as the `build_layer` hooks of all plugins return it."""

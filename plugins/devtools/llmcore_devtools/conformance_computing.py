@@ -152,8 +152,8 @@ def _check_kernel(
                 continue
             with problems.of(describe(context)):
                 compared += 1
-                samples, made = over_its_layout(registry, module, context, loaded(kernel.make, "make")(context))
-                check(samples, made, context, where, tolerance=kernel.tolerance)
+                samples, _ = over_its_layout(registry, module, context)
+                check(samples, loaded(kernel.make, "make")(context), context, where, tolerance=kernel.tolerance)
     assert compared, f"it fits nothing that was tried: {'; '.join(sorted(declined))}"
     left = len(problems.found) - HELD
     if left > 0:

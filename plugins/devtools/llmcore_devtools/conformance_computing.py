@@ -313,6 +313,7 @@ def _check_quant_method(registry: Registry, method: QuantMethod, checkpoint: Che
 
 def _check_linear(build: Build, method: LinearMethod, module: str, stored: set[str]) -> None:
     assert isinstance(method.activations, frozenset), "activations of its LinearMethod is not a frozenset"
+    assert len(method.multiples) == 2 and min(method.multiples) >= 1, "multiples of its LinearMethod are not two sizes"
     linear = Linear(build, _INPUTS, _OUTPUTS, bias="bias" in stored)
     create_linears(linear, lambda modules: method)
     named = {name for name, _ in linear.named_parameters()}

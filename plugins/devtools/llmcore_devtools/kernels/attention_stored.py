@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+from llmcore.api.errors import ConfigError
 from llmcore.api.models import KVGroupSpec
 from llmcore.api.specs import KVLayoutSpec, OpContext
 from llmcore.ops import Shape
@@ -17,6 +18,10 @@ from llmcore.registry.registry import Registry
 from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
 
 KV = tuple[torch.Tensor, ...]
+
+
+class DoesNotFit(ConfigError):
+    """A layout does not take heads of some size."""
 
 
 class Stores(Protocol):
@@ -35,15 +40,19 @@ def over_its_layout(registry: Registry, module: Any, context: OpContext) -> tupl
     """(op's `module`, `context`) as they are; for attention over a layout that the op's samples do not know, a module
     whose samples are stored in that layout, and the context in which the reference reads them.
 
-    The layout is made for the heads of `context`. Raises ConfigError if no plugin brings it, or if it does not take
-    these heads.
+    The layout is made for the heads of `context`. Raises ConfigError if no plugin brings it, and DoesNotFit if it does
+    not take these heads.
     """
     if not context.op.startswith("attn.") or context.layout in getattr(module, "LAYOUTS", (context.layout,)):
         return module, context
     spec, name = spec_of(context), str(context.layout)
     heads, key, value = spec.kv_heads, spec.key_size, spec.value_size
     group = KVGroupSpec(name="kv", layers=(0,), layout=name, kv_heads=heads, key_size=key, value_size=value)
-    layout: Stores = load(registry.find(KVLayoutSpec, name).make)(group, context.granule, context.dtype)
+    make = load(registry.find(KVLayoutSpec, name).make)
+    try:
+        layout: Stores = make(group, context.granule, context.dtype)
+    except ConfigError as misfit:
+        raise DoesNotFit(str(misfit)) from misfit
     return StoredSamples(module, layout), replace(context, gather=layout.gather)
 
 

@@ -1,11 +1,12 @@
 """What the modes that quantize weights at load cost: KL against the same model in f32, memory, and time at the start.
 
-    python benchmarks/quantized_modes.py [--model MODEL] [--passages FILE] [--only "triton_w4a16 g64" ...] [--start TYPE]
+    python benchmarks/quantized_modes.py [--model MODEL] [--passages FILE] [--only "triton_w4a16 g64" ...]
+        [--start TYPE]
 
 For each list of modes the script prints the KL divergence from the unquantized model, in nats per token, the growth of
-the loss, and the bytes of the weights. It computes the first 512 tokens of both passages in tests/data/handbook.json. The
-demo model has limits, and a KL that is more than 10 % off gives exit code 1. A list of modes takes about 10 s on one
-core.
+the loss, and the bytes of the weights. It computes the first 512 tokens of both passages in tests/data/handbook.json.
+The demo model has limits, and a KL that is more than 10 % off gives exit code 1. A list of modes takes about 10 s on
+one core.
 
 With `--start bf16` it prints instead how much longer than without a mode each list of modes makes the loading of the
 model as bf16, the shortest of five times each.

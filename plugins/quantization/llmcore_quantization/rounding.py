@@ -34,7 +34,7 @@ def quantized(weight: torch.Tensor, scheme: Scheme, rows: int = 1) -> dict[str, 
         found["zero"] = zero.squeeze(-1).to(CODES[scheme.codes])
     else:
         largest = torch.maximum(-low, high)
-        for block in largest.split(rows) if rows > 1 else ():
+        for block in torch.split(largest, rows) if rows > 1 else ():
             block.copy_(block.amax(0).expand_as(block))
         scale = _steps(largest / LIMITS[scheme.codes], scheme)
         zero = torch.tensor(8.0 if scheme.codes == "u4" else 0.0, device=weight.device)

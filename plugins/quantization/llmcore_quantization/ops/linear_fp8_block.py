@@ -1,4 +1,4 @@
-"""linear.fp8_block, a composite: x W^T + b, where W is float8 e4m3 with a scale per group of inputs, and x is rounded alike.
+"""linear.fp8_block, a composite: x W^T + b, where W is float8 e4m3 with a scale per group, and x is rounded alike.
 
 A group is 128 inputs in published checkpoints. Their scales are for blocks of 128 outputs; here each output repeats
 its block's. The largest magnitude of a token in a group becomes 448. A kernel multiplies the codes of a group and

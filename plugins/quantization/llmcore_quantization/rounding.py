@@ -27,7 +27,7 @@ def quantized(weight: torch.Tensor, scheme: Scheme, rows: int = 1) -> dict[str, 
     `rows`: neighbouring outputs that share their scales, as in blocks of 128 x 128.
     """
     chunk = rows * max(1, CHUNK // (rows * weight.shape[1]))
-    parts = [_quantized(part, scheme, rows) for part in weight.split(chunk)]
+    parts = [_quantized(part, scheme, rows) for part in torch.split(weight, chunk)]
     return {leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}
 
 
@@ -44,7 +44,7 @@ def _quantized(weight: torch.Tensor, scheme: Scheme, rows: int) -> dict[str, tor
         found["zero"] = zero.squeeze(-1).to(CODES[scheme.codes])
     else:
         largest = torch.maximum(-low, high)
-        for block in largest.split(rows) if rows > 1 else ():
+        for block in torch.split(largest, rows) if rows > 1 else ():
             block.copy_(block.amax(0).expand_as(block))
         scale = _steps(largest / LIMITS[scheme.codes], scheme)
         zero = torch.tensor(8.0 if scheme.codes == "u4" else 0.0, device=weight.device)

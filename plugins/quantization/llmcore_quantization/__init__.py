@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llmcore.api import KVLayoutSpec, ModeSpec, OpSpec, OptionSpec, QuantMethodSpec, hookimpl, options_of
+from llmcore.api import (
+    CommandSpec,
+    KVLayoutSpec,
+    ModeSpec,
+    OpSpec,
+    OptionSpec,
+    QuantMethodSpec,
+    hookimpl,
+    options_of,
+)
 
 from llmcore_quantization import modes
 from llmcore_quantization.kv import names
@@ -63,6 +72,17 @@ def register_modes() -> Iterable[ModeSpec]:
 def register_kv_layouts() -> Iterable[KVLayoutSpec]:
     """Layouts that store KV in 8 and 4 bits."""
     yield from names.layouts()
+
+
+@hookimpl
+def register_commands() -> Iterable[CommandSpec]:
+    """`llmcore calibrate`."""
+    yield CommandSpec(
+        name="calibrate",
+        summary="Measure the scales of fp8 KV on a text.",
+        command=f"{__name__}.kv.command:command",
+        heading="Run",
+    )
 
 
 @hookimpl

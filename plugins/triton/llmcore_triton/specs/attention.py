@@ -13,6 +13,7 @@ from llmcore.api import KernelSpec, ModeSpec, OpContext, Requires
 
 from llmcore_triton import tuned
 from llmcore_triton.specs import COST, CUBLAS_COST, GPU, other_than_deterministic
+from llmcore_triton.specs.layouts import LATENT, QUANTIZED_LATENT
 from llmcore_triton.specs.rows import NAME, made_for
 
 _DIR = "llmcore_triton.attention"
@@ -133,7 +134,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
         op="latent_rope_kv_write",
         name=NAME,
         make=f"{_MLA}.latent_rope_kv_write:make",
-        when=_LATENT,
+        when=replace(_TENSORS, layouts=frozenset({LATENT, *QUANTIZED_LATENT})),
         refuses=made_for(("heads", "size", "latent", "rotated"), normed=False),
         cost=COST,
         batch_invariant=True,

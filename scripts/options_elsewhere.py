@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcore.api.errors import ConfigError
-from llmcore.api.specs import ModeSpec, OptionSpec
+from llmcore.api.specs import OptionSpec
 from llmcore.config import RETIRED, Setting, make_config, settings
 from llmcore.config.foreign import FOREIGN, Absent, absent_settings
 from llmcore.config.setting import canonical, names
@@ -69,13 +69,9 @@ def known() -> tuple[Setting, ...]:
 
 
 def _modes() -> Iterator[str]:
-    """Yields what each value of `--mode` becomes."""
-    brought = {spec.name for spec, _ in build_registry(make_config()).specs(ModeSpec)}
-    here, missing = [], []
-    for name in json.loads(DATA.read_text())["modes"]:
-        (here if name in brought else missing).append(f"`{name}`")
-    yield f"Of LightLLM's modes there are {', '.join(here)} (`llmcore modes` says where they fit). An error that lists"
-    yield f"those that fit are {', '.join(missing)}: quantized KV and kernels of other libraries."
+    """Yields the names of LightLLM's modes."""
+    names = ", ".join(f"`{name}`" for name in json.loads(DATA.read_text())["modes"])
+    yield f"LightLLM's modes are modes here: {names}. `llmcore modes` says what each pins and where it fits."
 
 
 def _shared(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -30,10 +30,10 @@ RANKS = (
 
 REGISTRY = RANKS.index(("registry",))
 
-FACADES = ("api", "api.text", "api.sched", "api.engine", "api.child_pool")
+FACADES = ("api", "api.text", "api.sched", "api.engine", "api.cli", "api.child_pool")
 """The modules of `api` that plugins import. They show names of other rooms."""
 
-SHOWN = ("text", "sched", "kv", "engine")
+SHOWN = ("text", "sched", "kv", "engine", "weights", "cli")
 """Beside the registry and the lines above it, what the facades may import."""
 
 HOST = ("layers", "text", "cli.options", "cli.display", "weights.source")
@@ -96,7 +96,7 @@ def _is(name: str, among: tuple[str, ...]) -> bool:
 
 def public(name: str, file: Path = ROOT) -> bool:
     """Whether built-ins and plugins may import a module of core. A folder `ops` has the modules of a plugin's ops."""
-    return name in FACADES or top(name) == "layers" or (top(name) == "ops" and file.parent.name == "ops")
+    return name in ("", *FACADES) or top(name) == "layers" or (top(name) == "ops" and file.parent.name == "ops")
 
 
 def test_imports_point_one_way() -> None:

@@ -30,13 +30,13 @@ ONLY_ON_A_GPU = {"triton"}
 """Plugins with kernels that do not run here; tests/triton/interpreter and `llmcore kernels --check` compare those."""
 
 
-OPS_OF = {"triton": ("deepseek",)}
-"""Plugin -> other plugins for whose ops it has kernels."""
+BESIDE = {"triton": ("deepseek",), "quantization": ("triton",)}
+"""Plugin -> other plugins for whose ops it has kernels, or whose kernels its modes pin."""
 
 
 @pytest.mark.usefixtures("once")
 @pytest.mark.parametrize("plugin", [info.name for info in available()])
 def test_plugin(plugin: str, tmp_path: Path) -> None:
     samples = [write_tokenizer(tmp_path)] if plugin == "tokenizers" else []
-    checked = check_plugin(registry_of(plugin, *OPS_OF.get(plugin, ())), plugin, samples)
+    checked = check_plugin(registry_of(plugin, *BESIDE.get(plugin, ())), plugin, samples)
     assert all(checked.values()) or plugin in ONLY_ON_A_GPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,132 +12,79 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.api import ConfigError, ModeSpec
-from llmcore.cli import main
+from llmcore.api import ConfigError
+from llmcore.engine.llm import LLM
+from llmcore.weights.load import load_weights
+from llmcore.weights.map import WeightMap
 from llmcore_devtools import check_plugin
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.family import assert_same, oracle, small_model
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
-from llmcore_quantization import online, register_modes
+from llmcore_devtools.tokenizer import write_tokenizer
+from llmcore_quantization import online
 from llmcore_quantization.canonical import Scheme
+from llmcore_quantization.checkpoint import DTYPE_NAMES
+from llmcore_quantization.rounding import quantized
+from witness import MODES, rounded_model
 
 REGISTRY = registry_for_tests()
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 PROMPT = [5, 99, 3, 77, 20, 41, 8, 1, 64]
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
-
-
-# --- a second implementation of every rounding, over [..., group] ------------------------------------------------
-
-
-def asymmetric(x: torch.Tensor) -> torch.Tensor:
-    high, low = x.amax(-1, keepdim=True).clamp(min=0), x.amin(-1, keepdim=True).clamp(max=0)
-    scale = ((high - low) / 15).half().float()
-    zero = (-low / scale).round()
-    return ((x / scale).round().clamp(-zero, 15 - zero)) * scale
-
-
-def symmetric(x: torch.Tensor) -> torch.Tensor:
-    scale = (x.abs().amax(-1, keepdim=True) / 7.5).half().float()
-    return (x / scale).round().clamp(-8, 7) * scale
-
-
-def int8(x: torch.Tensor) -> torch.Tensor:
-    scale = x.abs().amax(-1, keepdim=True) / 127
-    return (x / scale).round() * scale
-
-
-def float8(x: torch.Tensor) -> torch.Tensor:
-    scale = x.abs().amax(-1, keepdim=True) / 448
-    return (x / scale).to(torch.float8_e4m3fn).float() * scale
-
-
-def by(group: int, rounding: Rounding) -> Rounding:
-    return lambda x: rounding(x.reshape(*x.shape[:-1], -1, group)).reshape(x.shape)
-
-
-def blocks(x: torch.Tensor) -> torch.Tensor:
-    """The last block may have fewer rows."""
-    parts = [
-        float8(square.reshape(1, -1)).view(square.shape) for rows in x.split(128) for square in rows.split(128, dim=1)
-    ]
-    columns = x.shape[1] // 128
-    return torch.cat([torch.cat(parts[first : first + columns], 1) for first in range(0, len(parts), columns)])
-
-
-CASES: Mapping[tuple[str, ...], tuple[Rounding, Rounding | None, tuple[str, ...]]] = {
-    ("triton_w4a16",): (by(128, asymmetric), None, ()),
-    ("triton_w4a16", "g32"): (by(32, asymmetric), None, ()),
-    ("g64", "triton_int4weight"): (by(64, asymmetric), None, ()),
-    ("ppl_w4a16", "g64"): (by(64, symmetric), None, ()),
-    ("triton_w8a16",): (int8, None, ()),
-    ("triton_w8a8",): (int8, int8, ()),
-    ("ppl_w8a8",): (int8, int8, ("o_proj",)),
-    ("ppl_w8a8_mixdown",): (int8, int8, ("o_proj", "layers.1.mlp.down_proj")),
-    ("fp8w8a8",): (float8, float8, ()),
-    ("fp8w8a8_b128",): (blocks, by(128, float8), ()),
-}
-"""Modes -> rounding of weights, rounding of inputs, and the modules that stay plain."""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain Llama with biases, and without tied embeddings. Its config.json lists layers for mixdown."""
+    """The plain Llama. Its config.json lists layers for mixdown."""
     path = tmp_path_factory.mktemp("plain")
-    small_model("LlamaForCausalLM", **SIZES, head_dim=16, attention_bias=True).save_pretrained(path)
+    plain_model().save_pretrained(path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "mixdown": [1]}))
     return path
 
 
-def rounded_model(weights: Rounding, inputs: Rounding | None, plain: tuple[str, ...]) -> Any:
-    theirs = small_model("LlamaForCausalLM", **SIZES, head_dim=16, attention_bias=True)
-    for name, module in theirs.named_modules():
-        if isinstance(module, torch.nn.Linear) and ".layers." in name and not name.endswith(plain or ("-",)):
-            module.weight.data.copy_(weights(module.weight.data))
-            if inputs is not None:
-                module.register_forward_pre_hook(lambda _, given, inputs=inputs: (inputs(given[0]),))
-    return theirs
+def plain_model() -> Any:
+    """A Llama with biases, and without tied embeddings."""
+    return small_model("LlamaForCausalLM", **SIZES, head_dim=16, attention_bias=True)
 
 
-@pytest.mark.parametrize("modes", CASES, ids=" ".join)
-def test_logits_are_those_of_the_rounded_weights(folder: Path, modes: tuple[str, ...]) -> None:
-    weights, inputs, plain = CASES[modes]
-    ours, theirs = LoadedModel(folder, modes=modes, registry=REGISTRY), rounded_model(weights, inputs, plain)
+def loaded(folder: Path, modes: str, **more: Any) -> LoadedModel:
+    return LoadedModel(folder, modes=modes.split(), registry=REGISTRY, **more)
+
+
+@pytest.mark.parametrize("modes", MODES)
+def test_logits_are_those_of_the_rounded_weights(folder: Path, modes: str) -> None:
+    ours, theirs = loaded(folder, modes), rounded_model(plain_model(), MODES[modes])
     # An input between two codes becomes either, by the last bits of the sums before it; logits then differ by a step.
-    tolerance = 1e-4 if inputs is None else 2e-2
+    only_weights = MODES[modes].inputs is None
     for new, chunk in ((4, None), (1, 4)):
         got, expected = ours.generate(PROMPT, new, chunk=chunk), oracle(theirs, PROMPT, new)
-        if inputs is None:
-            assert_same(" ".join(modes), got, expected, tolerance)
+        if only_weights:
+            assert_same(modes, got, expected, 1e-4)
         else:
             error = (got.logits[0] - expected.logits[0]).norm() / expected.logits[0].norm()
-            assert error < tolerance, error
+            assert error < 2e-2, error
 
 
 def test_a_request_is_computed_alike_alone_and_beside_others(folder: Path) -> None:
     """Inputs are rounded by token, so no row changes another by more than the order of its sums."""
     for mode in ("triton_w4a16", "triton_w8a8", "fp8w8a8_b128"):
-        ours = LoadedModel(folder, modes=(mode,), registry=REGISTRY)
+        ours = loaded(folder, mode)
         alone = ours.step([Row(0, tuple(PROMPT), 0, len(PROMPT))])[0]
         others = [Row(1, (7,) * 20, 0, 20), Row(2, (100, 3), 0, 2)]
         beside = ours.step([others[0], Row(3, tuple(PROMPT), 0, len(PROMPT)), others[1]])[1]
         torch.testing.assert_close(alone, beside, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("modes", CASES, ids=" ".join)
-def test_dummy_weights_have_the_tensors_of_loaded_ones(folder: Path, modes: tuple[str, ...]) -> None:
-    drawn = LoadedModel(folder, modes=modes, registry=REGISTRY, dummy=True)
-    loaded = LoadedModel(folder, modes=modes, registry=REGISTRY)
-    named = {name: (tensor.shape, tensor.dtype) for name, tensor in loaded.model.named_parameters()}
-    if "mixdown" not in modes[0]:
-        assert named == {name: (tensor.shape, tensor.dtype) for name, tensor in drawn.model.named_parameters()}
+@pytest.mark.parametrize("modes", MODES)
+def test_dummy_weights_have_the_tensors_of_loaded_ones(folder: Path, modes: str) -> None:
+    drawn, filled = loaded(folder, modes, dummy=True), loaded(folder, modes)
+    named = {name: (tensor.shape, tensor.dtype) for name, tensor in filled.model.named_parameters()}
+    assert named == {name: (tensor.shape, tensor.dtype) for name, tensor in drawn.model.named_parameters()}
     assert drawn.generate(PROMPT, 2).logits[1].isfinite().all()
 
 
 def test_only_linears_of_layers_are_quantized(folder: Path) -> None:
-    held = dict(LoadedModel(folder, modes=("triton_w4a16",), registry=REGISTRY).model.named_parameters())
+    held = dict(loaded(folder, "triton_w4a16").model.named_parameters())
     assert {name.rpartition(".")[0] for name in held if name.endswith(".codes")} == {
         f"layers.{layer}.{module}"
         for layer in range(3)
@@ -246,56 +194,70 @@ def test_small_models_are_warned_of_4_bits(caplog: pytest.LogCaptureFixture) -> 
         assert ("The model has 3 million parameters" in caplog.text) is warned
 
 
-# --- modes -------------------------------------------------------------------------------------------------------
+# --- the start -----------------------------------------------------------------------------------------------------
 
 
-def test_every_weight_mode_of_lightllm_is_there() -> None:
-    seeds = json.loads((Path(__file__).parents[1] / "data" / "seed_options.json").read_text())
-    names = {mode.name for mode in register_modes()}
-    weights = {name for name in _texts(seeds) if "_w4a16" in name or "_w8a" in name or name.endswith("weight")}
-    assert len(weights) >= 10 and weights <= names
+class Fresh(Plain):
+    """A checkpoint that makes every tensor when it is read, in bf16, and fails if the one before is still held."""
+
+    def __init__(self, **sizes: tuple[int, ...]) -> None:
+        super().__init__({}, **sizes)
+        self.alive: list[weakref.ref[torch.Tensor]] = []
+
+    def _read(self, name: str) -> torch.Tensor:
+        assert not [held for held in self.alive if held() is not None], f"held when {name} is read"
+        made = super()._read(name).bfloat16()
+        self.alive = [weakref.ref(made)]
+        return made
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str) and " " not in value and value.startswith(("triton_", "ppl_", "lmdeploy_")):
-        yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _texts(item)
+def test_one_tensor_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a weight was quantized: nothing of the checkpoint and no codes when the next tensor is read."""
+    sizes = {f"layers__{n}__{leaf}": size for n in range(2) for leaf, size in (("q__weight", (64, 128)), ("n", (64,)))}
+    plain, method = Fresh(**sizes), online.w4a16({}, CONFIG)
+    checkpoint = method.checkpoint(plain, torch.device("cpu"))
+    assert method.method_for(["layers.0.q"]) and method.method_for(["layers.1.q"])
+
+    def watched(*given: Any) -> dict[str, torch.Tensor]:
+        made = quantized(*given)
+        plain.alive += [weakref.ref(tensor) for tensor in made.values()]
+        return made
+
+    monkeypatch.setattr(online, "quantized", watched)
+    model = torch.nn.Module()
+    for name, (shape, dtype) in checkpoint.sizes().items():
+        parameter = torch.nn.Parameter(torch.empty(shape, dtype=NAMED[dtype]), requires_grad=False)
+        add(model, name, parameter)
+    assert load_weights(model, checkpoint, WeightMap()).tensors == 8
+    assert len(plain.read) == 4
+
+
+NAMED = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+def add(model: torch.nn.Module, path: str, parameter: torch.nn.Parameter) -> None:
+    for name in path.split(".")[:-1]:
+        if name not in dict(model.named_children()):
+            model.add_module(name, torch.nn.Module())
+        model = model.get_submodule(name)
+    model.register_parameter(path.rpartition(".")[2], parameter)
+
+
+@pytest.mark.parametrize("modes", ["triton_w4a16", "triton_w8a8", "fp8w8a8_b128"])
+def test_the_progress_counts_what_is_filled(folder: Path, modes: str) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "weights":
+            seen.append((done, total))
+
+    write_tokenizer(folder)
+    LLM(folder, device="cpu", data_type="fp32", mode=(modes,), progress=progress).close()
+    *steps, (last, total) = seen
+    assert last == total and len(steps) > 30
+    assert [done for done, _ in steps] == sorted({done for done, _ in steps}), "every tensor counts"
+    assert steps[-1] == (total, total), "the parts are the whole, before the end says so"
 
 
 def test_conformance(folder: Path) -> None:
     assert check_plugin(REGISTRY, "quantization", [folder])["register_modes"] >= 16
-
-
-@pytest.mark.parametrize(
-    ("modes", "message"),
-    [
-        (("triton_w4a16", "g65"), "--mode g65: there is no such mode"),
-        (("triton_w4a16", "g32", "g64"), "--mode g32 pins quant option group to 32, --mode g64 to 64"),
-        (("g64",), "--mode g64 chooses the group of a mode that quantizes weights.*give one beside it: fp8w8a8"),
-        (("triton_w8a16", "g64"), "--mode triton_w8a16 does not fit.*no group to choose"),
-        (("triton_w4a16", "triton_w8a8"), "--mode triton_w4a16 pins quant to 'online_w4a16', --mode triton_w8a8 to"),
-    ],
-)
-def test_modes_that_do_not_go_together(folder: Path, modes: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LoadedModel(folder, modes=modes, registry=REGISTRY)
-
-
-def test_a_group_that_does_not_divide_names_those_that_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small_model("LlamaForCausalLM", **{**SIZES, "intermediate_size": 192}, head_dim=16).save_pretrained(tmp_path)
-    message = "down_proj: groups of 128 inputs do not divide 192; groups of 64 or 32 do"
-    for modes in (("triton_w4a16",), ("fp8w8a8_b128",)):
-        with pytest.raises(ConfigError, match=f"--mode {modes[0]} does not fit LlamaForCausalLM on cpu.*{message}"):
-            LoadedModel(tmp_path, modes=modes, registry=REGISTRY)
-    assert LoadedModel(tmp_path, modes=("triton_w4a16", "g64"), registry=REGISTRY).generate(PROMPT, 1).tokens
-    with pytest.raises(SystemExit, match="0"):
-        main(["modes", "--model", str(tmp_path), "--device", "cpu", "--json"])
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert message in rows["triton_w4a16"]["misfit"] and rows["triton_w8a8"]["misfit"] is None
-    assert rows["g64"]["quant_options"] == {"group": 64} and rows["g64"]["misfit"] is None
-    assert rows["ppl_w8a8"]["quant"] == "online_w8a8_plain_o"
-
-
-def test_modes_are_data() -> None:
-    assert all(isinstance(mode, ModeSpec) and not mode.kernels and mode.layout is None for mode in register_modes())

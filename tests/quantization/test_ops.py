@@ -10,7 +10,7 @@ import llmcore_quantization.ops
 import pytest
 import torch
 from llmcore.api import DeviceInfo, KernelSpec, OpContext
-from llmcore.ops import made
+from llmcore.ops import linear, made
 from llmcore.registry.resolve import REFERENCE
 from llmcore_devtools.kernels.compare import check, compare
 from llmcore_quantization import register_ops
@@ -33,12 +33,22 @@ def test_every_module_has_an_op() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("op", OPS)
 def test_torch_kernel(op: str, dtype: str) -> None:
+    """The reference, and the expansion, which is what a model runs if there is no kernel."""
     module = importlib.import_module(OPS[op].module)
     torch_kernel = KernelSpec(name=REFERENCE, op=op, make=f"{OPS[op].module}:make")
     for bucket in range(5):
         for shape in module.SHAPES:
             where = context(op, dtype, bucket=bucket, shape=shape)
             assert check(module, made(torch_kernel, where), where) > 0
+            assert check(module, expanded(op, where), where) > 0
+
+
+def expanded(op: str, where: OpContext) -> Any:
+    def part(name: str, **shape: Any) -> Any:
+        assert (name,) == OPS[op].expands_to and shape.keys() == {"inputs", "outputs", "bias"}
+        return linear.reference
+
+    return importlib.import_module(OPS[op].module).expand(where, part)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from llmcore_quantization.canonical import Scheme, dequantized, shapes, unpacked
 from llmcore_quantization.rounding import LIMITS, quantized, rounded
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 SCHEMES = {
     "asymmetric": Scheme(codes="u4", group=32, zeros=True),
@@ -94,3 +99,32 @@ def test_a_static_scale_clamps() -> None:
     x = torch.tensor([[1000.0, -1000.0, 0.3]])
     assert rounded(x, torch.int8, scale=torch.tensor([0.5])).tolist() == [[63.5, -64.0, 0.5]]
     assert rounded(x, torch.float8_e4m3fn, scale=torch.tensor([1.0])).tolist() == [[448.0, -448.0, 0.3125]]
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made in this mode hold at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[torch.Tensor]] = []
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.made += [weakref.ref(made) for made in tree_leaves(found) if isinstance(made, torch.Tensor)]
+        alive = [tensor for held in self.made if (tensor := held()) is not None]
+        storages = {held.data_ptr(): held.nbytes() for held in map(torch.Tensor.untyped_storage, alive)}
+        self.bytes = max(self.bytes, sum(storages.values()))
+        return found
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_stays_as_it_is_and_needs_one_copy_in_f32(name: str, dtype: torch.dtype) -> None:
+    weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).to(dtype)
+    before = weight.clone()
+    with Peak() as peak:
+        quantized(weight, SCHEMES[name])
+    assert torch.equal(weight, before)
+    elements = weight.numel()
+    assert 4 * elements < peak.bytes < 7 * elements, peak.bytes / elements

@@ -229,8 +229,8 @@ class KVLayoutSpec(Spec):
     make: ImportString
     tolerance: float = 0.01
     calibrate: ImportString | None = None
-    """(the layout, protocols.Checkpoint, config.plugin_options) -> None. It fills the layout's constants. The engine
-    calls it once for each KV group, before it allocates KV."""
+    """(the layout, ModelConfig, protocols.Checkpoint, config.plugin_options) -> None. It fills the layout's constants.
+    The engine calls it once for each KV group, before it allocates KV."""
 
 
 @dataclass(frozen=True, kw_only=True)

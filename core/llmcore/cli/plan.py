@@ -50,7 +50,7 @@ class Plan:
     doubled: tuple[str, ...] = ()
 
 
-@click.command(cls=SettingsCommand, groups=("model", "memory", "scheduling", "kernels", "plugins"))
+@click.command(cls=SettingsCommand, groups=("model", "memory", "scheduling", "kernels", "plugins", "plugin_options"))
 @click.argument("model", required=False)
 @click.option("--memory", metavar="SIZE", help="Plan for a device with this much memory: 80GiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -76,8 +76,7 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     machine = find_machine(registry, config.model.device, memory)
     plain = blueprint(config, registry, machine.info, checkpoint)
-    plan = plain.pinned(chosen_modes(config, registry), config.kernels.kernel)
-    built = plan.dry()
+    built = plain.pinned(chosen_modes(config, registry), config.kernels.kernel).dry()
     weights, doubled = _weights(built, dummy)
     stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if built.names.targets(name))
     layouts = [built.build.layout(group.name) for group in plain.model.kv_groups]
@@ -88,7 +87,7 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
         stored={"drawn": weights.tensors} if dummy else stored,
         quant=built.quant,
         budget=budget,
-        layouts=tuple(dict.fromkeys(plan.pins.stored(group).layout for group in plain.model.kv_groups)),
+        layouts=tuple(dict.fromkeys(layout.group.layout for layout in layouts)),
         doubled=doubled,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from llmcore.layers.creation import create_linears
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import load
-from llmcore.registry.modes import Pins, apply_modes, check_mode, mode_misfit
+from llmcore.registry.modes import Pins, apply_modes, check_mode, joined, mode_misfit
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
 from llmcore.weights.map import WeightMap
@@ -141,18 +142,31 @@ class Blueprint:
     def pinned(self, modes: Sequence[str], kernels: Sequence[str] = ()) -> Blueprint:
         """The same with the pins of `--mode` and `--kernel`.
 
-        Raises ConfigError for a mode or a pin that is not there or does not fit; it names the modes that do fit.
+        Raises ConfigError for a mode or a pin that is not there or does not fit; it names the modes that do fit. For
+        modes that fit and do not go together it names two of them.
         Raises ResolveError if the model cannot be built without any mode either.
         """
         if modes:
             replace(self, pins=Pins()).dry()
-        # What modes choose for a method, such as the group, decides whether another mode's method fits.
-        given = [mode for mode, _ in self.registry.specs(ModeSpec) if mode.name in modes]
+        known = {mode.name: mode for mode, _ in self.registry.specs(ModeSpec)}
+        given = [known[name] for name in dict.fromkeys(modes) if name in known]
         beside = {option: value for mode in given for option, value in mode.quant_options.items()}
         trial = replace(self, pins=Pins(quant_options=beside))
-        for name in modes:
-            check_mode(name, self.registry, f"{self.model.architecture} on {self.device.type}", trial.misfit)
-        return replace(self, pins=apply_modes(modes, self.registry, self.device, kernels))
+
+        def misfit(mode: ModeSpec) -> str | None:
+            # What another mode chooses for its method, such as the group, may make a mode fit.
+            return self.misfit(mode) and trial.misfit(mode)
+
+        where = f"{self.model.architecture} on {self.device.type}"
+        for name in sorted(modes, key=known.__contains__):  # a misspelt one first
+            check_mode(name, self.registry, where, misfit)
+        pins = apply_modes(modes, self.registry, self.device, kernels)
+        if len(given) > 1 and self.misfit(joined(given)) is not None:
+            pairs = combinations(given, 2)
+            culprits = next((pair for pair in pairs if misfit(joined(pair)) is not None), given)
+            names = " and ".join(f"--mode {mode.name}" for mode in culprits)
+            raise ConfigError(f"{names} do not go together for {where}: {misfit(joined(culprits))}")
+        return replace(self, pins=pins)
 
     def misfit(self, mode: ModeSpec) -> str | None:
         """Why the model cannot be built with this mode alone, or None if it can."""

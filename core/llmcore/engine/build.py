@@ -101,10 +101,9 @@ class _Parts:
         return token_bytes(self.layouts.values())
 
     @property
-    def kv_salt(self) -> bytes:
-        """The identities of the layouts that have constants."""
-        kept = (layout.identity for layout in self.layouts.values() if layout.constants(layout.group.layers[0]))
-        return "".join(f"/{identity}" for identity in kept).encode()
+    def identities(self) -> list[str]:
+        """What each KV group stores: see Layout.identity."""
+        return [layout.identity for layout in self.layouts.values()]
 
     def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> ModelRunner:
         """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
@@ -196,7 +195,8 @@ def build_engine(config: Config, registry: Registry, progress: Progress | None =
         ),
     )
     processors = processors_of(config, registry, loaded.config)
-    return Engine(scheduler, runner, device, facts, processors, loaded.config.fixed_angles_up_to, parts.kv_salt)
+    fixed, salt = loaded.config.fixed_angles_up_to, "/".join(parts.identities).encode()
+    return Engine(scheduler, runner, device, facts, processors, fixed, salt)
 
 
 def _predicted(config: Config, registry: Registry, machine: Machine) -> Budget:
@@ -319,7 +319,8 @@ def _fingerprint(parts: _Parts) -> str:
     """A digest of all that decides what a step computes."""
     chosen = sorted(parts.loaded.build.chosen().items())
     notes = sorted(parts.loaded.build.notes.items())
-    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(parts.granules), parts.loaded.quant, notes])
+    built = [chosen, sorted(parts.granules), parts.identities, parts.loaded.quant, notes]
+    text = json.dumps([parts.registry.fingerprint(), *built])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

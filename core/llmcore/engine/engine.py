@@ -19,7 +19,7 @@ import torch
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
 from llmcore.api.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
 from llmcore.api.protocols import Device
-from llmcore.engine.model_runner import Launched, ModelRunner
+from llmcore.engine.model_runner import GroupKV, Launched, ModelRunner
 from llmcore.engine.processor_build import ProcessorBuilder
 from llmcore.engine.processors import Processors
 from llmcore.sched.beam_search import check_search
@@ -49,7 +49,7 @@ class DeviceLost(LlmcoreError):
 class Engine:
     """A scheduler and a runner. `facts` says what was built; `fixed_angles_up_to` is the ModelConfig's.
 
-    `kv_salt`: a part of every request's salt, which names the constants with which KV is stored.
+    `kv_salt`: a part of every request's salt, which names the layouts that store KV and their constants.
     """
 
     def __init__(
@@ -72,6 +72,11 @@ class Engine:
         self._device = device
         self._flying: deque[Launched] = deque()
         self._looks_at = 0.0
+
+    @property
+    def kv(self) -> Sequence[GroupKV]:
+        """The pools of each KV group on the device, to read between steps."""
+        return self._runner.groups
 
     @property
     def idle(self) -> bool:

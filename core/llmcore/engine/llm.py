@@ -203,7 +203,7 @@ class LLM:
     """A model to generate with. Settings are those of `llmcore serve` by name, e.g. ``LLM(dir, data_type="f32")``,
     options of plugins among them.
 
-    Raises ConfigError that says what to do. Use it as a context manager, or `close` it.
+    Raises ConfigError that says what to do. Use it as a context manager, or `close` it. `kv`: see `Engine.kv`.
     """
 
     def __init__(
@@ -234,6 +234,7 @@ class LLM:
             self.tokenizer: Tokenizer = self._open_tokenizer(config.model.path, Path(converted))
             engine = build_engine(config, registry, progress)
             self.facts = engine.facts
+            self.kv = engine.kv
             self._bridge = InProcessBridge(engine)
             self._open = stack.pop_all()
         self._ids = itertools.count(1)

@@ -126,7 +126,7 @@ class ModelRunner:
         self._model = model
         self._device = device
         self._tables = tables
-        self._groups = groups
+        self.groups = groups
         self._sampler = sampler
         self._ops = ops
         self.graph_rows = graph_rows if device.graphs else 0
@@ -162,7 +162,7 @@ class ModelRunner:
             prepared = self._pack(plan, None)
         prepared.packed.upload.seal()
         self._tables.pack(plan.admitted, plan.writes, prepared.changes)
-        for group, pairs in zip(self._groups, plan.copies, strict=False):
+        for group, pairs in zip(self.groups, plan.copies, strict=False):
             if pairs:
                 prepared.changes.put(f"copies/{group.name}", np.array(pairs, np.int32).T.reshape(-1))
         return prepared
@@ -244,7 +244,7 @@ class ModelRunner:
         if upload is not step.packed.upload:
             step.packed.upload.send()
         self._tables.apply(len(plan.admitted), plan.writes, upload)
-        for group, pairs in zip(self._groups, plan.copies, strict=False):
+        for group, pairs in zip(self.groups, plan.copies, strict=False):
             if pairs:
                 src, dst = upload.get(f"copies/{group.name}").long().view(2, len(pairs))
                 for kv in group.kv.values():
@@ -308,7 +308,7 @@ class ModelRunner:
             state, request, n_query, upload.get("row"), upload.get("offset")
         )
         kv = {}
-        for group, table, slots in zip(self._groups, tables.granules, self._ops.slots, strict=True):
+        for group, table, slots in zip(self.groups, tables.granules, self._ops.slots, strict=True):
             decode, prefill, mixed = packed.metas(group.name, table, kv_len)
             at = slots[bucket](table, owner, positions)
             kv[group.name] = KVStep(kv=group.kv, slots=at, decode=decode, prefill=prefill, mixed=mixed)

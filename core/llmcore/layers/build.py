@@ -112,14 +112,22 @@ class LinearMethod(Protocol):
         The layer applies all others. A method that computes none returns ``frozenset()``.
         """
 
+    @property
+    def multiples(self) -> tuple[int, int]:
+        """Over ranks, outputs are cut in multiples of the first number, inputs in multiples of the second.
+
+        Plain weights have (1, 1). Groups of inputs that share a scale stay whole.
+        """
+
     def create(self, shape: LinearShape, build: Build) -> Bound:
-        """The tensors of one linear. Their Placements say along which axis and in which multiples each is cut."""
+        """The tensors of one linear. Their Placements say along which axis each is cut."""
 
 
 class Unquantized:
     """The LinearMethod for weights in the model's dtype. It uses op `linear` or `linear_<activation>`."""
 
     activations = frozenset({"silu_and_mul"})
+    multiples = (1, 1)
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
         """A weight and, if the shape has one, a bias."""
@@ -289,7 +297,7 @@ class Build:
         for group in self.config.kv_groups:
             layout = self.layout(group.name)
             if (fill := self.registry.find(KVLayoutSpec, layout.group.layout).calibrate) is not None:
-                load(fill)(layout, checkpoint, options)
+                load(fill)(layout, self.config, checkpoint, options)
 
     def layer(self, module: torch.nn.Module, name: str, index: int) -> torch.nn.Module:
         """`module` as the `build_layer` hooks of all plugins return it."""

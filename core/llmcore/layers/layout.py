@@ -103,7 +103,7 @@ class Layout(ABC):
         digest = hashlib.sha256(f"{group} {self.dtype}".encode())
         for layer in group.layers:
             for constant in self.constants(layer):
-                digest.update(constant.contiguous().view(torch.uint8).numpy().tobytes())
+                digest.update(constant.flatten().view(torch.uint8).numpy().tobytes())
         return f"{group.layout}/{group.name}/{digest.hexdigest()[:16]}"
 
     def pool(self, kv: KV) -> KV:

@@ -114,6 +114,17 @@ def mode_misfit(
     return None
 
 
+def joined(modes: Sequence[ModeSpec]) -> ModeSpec:
+    """One mode with the pins of several. Where two pin the same, the later one counts."""
+    return ModeSpec(
+        name=" ".join(mode.name for mode in modes),
+        layouts={declared: layout for mode in modes for declared, layout in mode.layouts.items()},
+        kernels={op: kernel for mode in modes for op, kernel in mode.kernels.items()},
+        quant=next((mode.quant for mode in reversed(modes) if mode.quant is not None), None),
+        quant_options={option: value for mode in modes for option, value in mode.quant_options.items()},
+    )
+
+
 def check_mode(name: str, registry: Registry, where: str, misfit: Callable[[ModeSpec], str | None]) -> ModeSpec:
     """The mode called `name`.
 

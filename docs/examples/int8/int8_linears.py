@@ -73,6 +73,7 @@ def linear_method():
         """layers.LinearMethod."""
 
         activations = frozenset()
+        multiples = (1, 1)
 
         def create(self, shape, build):
             return Tensors(shape, build)

@@ -152,8 +152,8 @@ def _check_kernel(
                 continue
             with problems.of(describe(context)):
                 compared += 1
-                samples, made = over_its_layout(registry, module, context, loaded(kernel.make, "make")(context))
-                check(samples, made, context, where, tolerance=kernel.tolerance)
+                samples, _ = over_its_layout(registry, module, context)
+                check(samples, loaded(kernel.make, "make")(context), context, where, tolerance=kernel.tolerance)
     assert compared, f"it fits nothing that was tried: {'; '.join(sorted(declined))}"
     left = len(problems.found) - HELD
     if left > 0:
@@ -313,6 +313,7 @@ def _check_quant_method(registry: Registry, method: QuantMethod, checkpoint: Che
 
 def _check_linear(build: Build, method: LinearMethod, module: str, stored: set[str]) -> None:
     assert isinstance(method.activations, frozenset), "activations of its LinearMethod is not a frozenset"
+    assert len(method.multiples) == 2 and min(method.multiples) >= 1, "multiples of its LinearMethod are not two sizes"
     linear = Linear(build, _INPUTS, _OUTPUTS, bias="bias" in stored)
     create_linears(linear, lambda modules: method)
     named = {name for name, _ in linear.named_parameters()}

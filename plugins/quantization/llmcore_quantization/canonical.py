@@ -82,10 +82,12 @@ def dequantized(
 ) -> torch.Tensor:
     """The weight [N, K], its inputs in the linear's own order, computed in f32 and rounded once to `dtype`."""
     four = codes.dtype == torch.uint8
-    values = (unpacked(codes) if four else codes).float()
-    groups = values.reshape(*scale.shape, -1)
-    offset = torch.full_like(scale, 8.0 if four else 0.0, dtype=torch.float32) if zero is None else zero.float()
-    weight = ((groups - offset[..., None]) * scale.float()[..., None]).flatten(-2)
+    groups = (unpacked(codes) if four else codes).float().reshape(*scale.shape, -1)
+    if zero is not None:
+        groups.sub_(zero.float()[..., None])
+    elif four:
+        groups.sub_(8.0)
+    weight = groups.mul_(scale.float()[..., None]).flatten(-2)
     if order is not None:
         weight = weight[:, order.argsort().long()]
     return weight.to(dtype)

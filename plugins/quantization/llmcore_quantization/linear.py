@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +12,9 @@ from llmcore.layers import Bound, Build, LinearShape, fill_normal
 from torch import nn
 
 from llmcore_quantization.canonical import Scheme, shapes
+from llmcore_quantization.modes import GROUPS
 from llmcore_quantization.ops import shape_of
 from llmcore_quantization.rounding import LIMITS
-
-GROUPS = (128, 64, 32)
-"""The groups that errors offer, as modes do."""
 
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "linear.w4a16": ("codes", "scale", "zero", "order", "bias"),
@@ -56,6 +53,7 @@ class Quantized:
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme, self.op = scheme, op_of(scheme)
+        self.multiples = (1, scheme.group or (2 if scheme.codes == "u4" else 1))
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
         """The canonical tensors of one linear, and its bias.
@@ -79,7 +77,9 @@ class _Tensors:
             )
         self.held: dict[str, tuple[nn.Parameter, Placement]] = {}
         for name, (size, dtype) in self._sizes().items():
-            placement = self._whole(size[0]) if name in WHOLE else self._placement(name)
+            # A scale of a whole row belongs to all inputs, so a cut of the inputs leaves it whole.
+            columns = name == "codes" or scheme.group > 0
+            placement = self._whole(size[0]) if name in WHOLE else shape.placement(columns=columns)
             length = size[0] * max(1, len(placement.parts)) if name in WHOLE else size[0]
             data = torch.empty(length, *size[1:], dtype=dtype, device=build.torch_device)
             self.held[name] = nn.Parameter(data, requires_grad=False), placement
@@ -98,14 +98,6 @@ class _Tensors:
         """Of a tensor of all inputs."""
         parts = {part: (index * size, size) for index, part in enumerate(self.shape.parts)}
         return Placement(parts, by_output=False)
-
-    def _placement(self, name: str) -> Placement:
-        # A scale of a whole row belongs to all inputs, so a cut of the inputs leaves it whole.
-        placement = self.shape.placement(columns=name == "codes" or self.scheme.group > 0)
-        if placement.shard is None or placement.shard.dim == 0 or name != "codes":
-            return placement
-        codes = 2 if self.scheme.codes == "u4" else 1
-        return replace(placement, shard=replace(placement.shard, multiple=(self.scheme.group or codes) // codes))
 
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
         return self.held

@@ -16,19 +16,12 @@ import torch
 from llmcore.api import Checkpoint, ConfigError, ModelConfig
 
 from llmcore_quantization.canonical import Scheme, shapes
+from llmcore_quantization.checkpoint import DTYPE_NAMES
 from llmcore_quantization.linear import Quantized
+from llmcore_quantization.modes import GROUP
 from llmcore_quantization.rounding import quantized
 
 logger = logging.getLogger(__name__)
-
-STORED: Mapping[torch.dtype, str] = {
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float16: "F16",
-    torch.float32: "F32",
-}
-"""safetensors' names of types."""
 
 SMALL = 1_000_000_000
 """Models with fewer parameters lose much in 4 bits."""
@@ -56,7 +49,7 @@ class Online:
     def __init__(self, recipe: Recipe, options: Mapping[str, Any], config: ModelConfig) -> None:
         known = {"group"} if recipe.scheme.codes == "u4" else set()
         if other := ", ".join(sorted(options.keys() - known)):
-            raise ConfigError(f"it has no {other} to choose")
+            raise ConfigError(f"weights of this kind have no {other} to choose")
         self._recipe = replace(recipe, scheme=replace(recipe.scheme, **options))
         self._config: dict[str, Any] = {}
         self._sizes: Mapping[str, tuple[tuple[int, ...], str]] = {}
@@ -115,7 +108,7 @@ class OnlineCheckpoint:
                 found[name] = stored
                 continue
             for leaf, (shape, dtype) in self._leaves(name, stored[0]).items():
-                found[f"{module}.{leaf}"] = shape, STORED[dtype]
+                found[f"{module}.{leaf}"] = shape, DTYPE_NAMES[dtype]
         return found
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
@@ -135,6 +128,7 @@ class OnlineCheckpoint:
             made = cache(partial(self._quantized, read))
             for leaf in self._leaves(name, stored[name][0]):
                 yield f"{module}.{leaf}", partial(_leaf, made, leaf)
+            del made  # so that its tensors are free before the next weight is read
 
     def _module(self, name: str) -> str | None:
         """The module that tensor `name` is the weight of, if it is quantized."""
@@ -162,8 +156,8 @@ def _recipe(scheme: Scheme, **more: Any) -> Callable[[Mapping[str, Any], ModelCo
 
 _INT8 = Scheme(codes="i8", scale="f32", inputs="row")
 
-w4a16 = _recipe(Scheme(codes="u4", group=128, zeros=True))
-w4a16_symmetric = _recipe(Scheme(codes="u4", group=128))
+w4a16 = _recipe(Scheme(codes="u4", group=GROUP, zeros=True))
+w4a16_symmetric = _recipe(Scheme(codes="u4", group=GROUP))
 w8a16 = _recipe(Scheme(codes="i8", scale="f32"))
 w8a8 = _recipe(_INT8)
 w8a8_plain_o = _recipe(_INT8, plain={"o_proj": ""})

@@ -6,8 +6,8 @@ import torch
 
 from llmcore_quantization.canonical import CODES, Scheme, packed
 
-RANGES = {"u4": (0, 15), "i8": (-128, 127)}
-"""The least and the largest code."""
+RANGES = {"u4": (0, 15), "i8": (-128, 127), "e4m3": (-448, 448)}
+"""The least and the largest code. torch makes NaN of what is beyond that of e4m3."""
 
 LIMITS = {"u4": 7.5, "i8": 127.0, "e4m3": 448.0}
 """The symmetric code of a group's largest magnitude. 7.5 rounds to 7 or -8, so both ends of the range are used."""
@@ -23,26 +23,26 @@ def quantized(weight: torch.Tensor, scheme: Scheme, rows: int = 1) -> dict[str, 
     `rows`: neighbouring outputs that share their scales, as in blocks of 128 x 128.
     """
     outputs, inputs = weight.shape
-    groups = weight.float().view(outputs, -1, scheme.group or inputs)
+    groups = weight.to(torch.float32, copy=True).view(outputs, -1, scheme.group or inputs)
+    low, high = groups.aminmax(dim=-1)
     found: dict[str, torch.Tensor] = {}
-    least, most = RANGES.get(scheme.codes, (0, 0))
     if scheme.zeros:
-        low, high = groups.amin(-1).clamp(max=0.0), groups.amax(-1).clamp(min=0.0)
+        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+        least, most = RANGES[scheme.codes]
         scale = _steps((high - low) / (most - least), scheme)
-        zero = (least - low / scale.float()).round().clamp(least, most)
-        found["zero"] = zero.to(CODES[scheme.codes])
+        zero = (least - low / scale.float()).round().clamp(least, most)[..., None]
+        found["zero"] = zero.squeeze(-1).to(CODES[scheme.codes])
     else:
-        amax = groups.abs().amax(-1)
-        for first in range(0, len(amax) if rows > 1 else 0, rows):
-            amax[first : first + rows] = amax[first : first + rows].amax(0)
-        scale = _steps(amax / LIMITS[scheme.codes], scheme)
-        zero = torch.full_like(amax, 8.0 if scheme.codes == "u4" else 0.0)
-    values = groups / scale.float()[..., None]
-    if scheme.codes == "e4m3":
-        codes = _e4m3(values)
-    else:
-        codes = (values.round() + zero[..., None]).clamp(least, most).to(CODES[scheme.codes])
-    codes = codes.flatten(-2)
+        largest = torch.maximum(-low, high)
+        for block in largest.split(rows) if rows > 1 else ():
+            block.copy_(block.amax(0).expand_as(block))
+        scale = _steps(largest / LIMITS[scheme.codes], scheme)
+        zero = torch.tensor(8.0 if scheme.codes == "u4" else 0.0, device=weight.device)
+    # The copy above is overwritten step by step, so that a weight has only one f32 copy beside it.
+    groups.div_(scale.float()[..., None])
+    if scheme.codes != "e4m3":
+        groups.round_().add_(zero)
+    codes = groups.clamp_(*RANGES[scheme.codes]).to(CODES[scheme.codes]).flatten(-2)
     return {"codes": packed(codes) if scheme.codes == "u4" else codes, "scale": scale, **found}
 
 
@@ -56,7 +56,10 @@ def rounded(x: torch.Tensor, kind: torch.dtype, group: int = 0, scale: torch.Ten
     groups = x.float().view(len(x), -1, group or x.shape[-1])
     steps = _nonzero(groups.abs().amax(-1, keepdim=True) / LIMITS[name]) if scale is None else scale
     values = groups / steps
-    codes = _e4m3(values).float() if name == "e4m3" else values.round().clamp(*RANGES[name])
+    if name != "e4m3":
+        values.round_()
+    values.clamp_(*RANGES[name])
+    codes = values.to(kind).float() if name == "e4m3" else values
     return (codes * steps).flatten(-2)
 
 
@@ -68,8 +71,3 @@ def _steps(scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:
     """1 instead of 0, the scale of values that are all 0."""
     return torch.where(scale == 0, torch.ones_like(scale), scale)
-
-
-def _e4m3(values: torch.Tensor) -> torch.Tensor:
-    # torch makes NaN of values beyond the range.
-    return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)

@@ -13,8 +13,9 @@ from llmcore.api.specs import DeviceInfo
 from llmcore.builtin.devices import cuda
 from llmcore.cli import main
 from llmcore.cli.plan import find_machine, parse_size, show_bytes
-from llmcore.config import Config
+from llmcore.config import Config, make_config
 from llmcore.registry.loader import build_registry, select
+from llmcore_devtools import registry_of
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +166,32 @@ def test_quantized_weights_say_their_bits(model: Path, tmp_path: Path, capsys: p
     with pytest.raises(SystemExit):
         main(["plan", *args])
     assert f", {bits:.2f} bits per weight through int8-linears" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("modes", [(), ("triton_w4a16", "g32"), ("triton_w8a8",)], ids=["plain", "w4a16", "w8a8"])
+def test_the_plan_predicts_the_bytes_that_are_loaded(
+    modes: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within 2 %, with the bits that a weight takes."""
+    from llmcore.engine.model import load_model, pick_device
+    from llmcore_devtools.family import small_model
+
+    more = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 128}
+    small_model("LlamaForCausalLM", **more, tie_word_embeddings=False).save_pretrained(tmp_path)
+    pinned = ("linear=torch",)  # whose weights stay parameters
+    args = ["--device", "cpu", "--data_type", "bf16", "--kernel", *pinned]
+    given = [*args, "--mode", *modes] if modes else args
+    _, planned, _ = plan(capsys, str(tmp_path), *given)
+    with pytest.raises(SystemExit):
+        main(["plan", str(tmp_path), *given])
+    text = capsys.readouterr().out
+    registry = registry_of()
+    settings = make_config(model_dir=str(tmp_path), device="cpu", data_type="bf16", mode=modes, kernel=pinned)
+    loaded = load_model(settings, registry, pick_device(registry, "cpu"), lambda stage, done, total: None)
+    tensors = list(loaded.model.parameters())
+    held = sum(tensor.nbytes for tensor in tensors)
+    assert abs(planned["budget"]["weights"] - held) <= 0.02 * held
+    assert abs(loaded.weights.bytes - held) <= 0.02 * held
+    bits = planned["budget"]["bits_per_weight"]
+    assert abs(bits - 8 * held / planned["budget"]["parameters"]) <= 0.02 * bits
+    assert modes == () or f"{bits:.2f} bits per weight through online_{modes[0].removeprefix('triton_')}" in text

@@ -110,6 +110,11 @@ def register_kernels():
     yield KernelSpec(op="attn.gqa.decode", name="gpu", make="m:m", when=Requires(device="cuda"))
     yield KernelSpec(op="attn.gqa.decode", name="half", make="m:m", when=Requires(dtypes={"f16"}))
     yield KernelSpec(op="attn.gqa.decode", name="picky", make="m:m", refuses=lambda context: "it is Monday")
+    yield KernelSpec(op="attn.gqa.decode", name="stored", make="m:m", when=Requires(layouts={"token"}))
+
+@hookimpl
+def register_kv_layouts():
+    yield KVLayoutSpec(name="other", make="llmcore.layers.layout:TokenLayout")
 
 @hookimpl
 def register_modes():
@@ -121,6 +126,8 @@ def register_modes():
     yield ModeSpec(name="sparse", kernels={"moe.fused": "torch"})
     yield ModeSpec(name="latent", kernels={"attn.mla.decode": "torch"})
     yield ModeSpec(name="elsewhere", layouts={"token": "nowhere"})
+    yield ModeSpec(name="stored", kernels={"attn.gqa.decode": "stored"})
+    yield ModeSpec(name="other", layouts={"token": "other"})
 """
 
 MISFITS = {
@@ -186,7 +193,7 @@ def test_every_command_says_the_same_of_a_mode_that_does_not_fit(
         LLM(str(model), plugins=[plugin, "llama"], mode=[mode], load_format="dummy", device="cpu")
     for said in (planned, explained, str(served.value)):
         assert f"--mode {mode} does not fit" in said and str(why) in said
-        assert said.strip().endswith("modes that fit: plain, sampling.")
+        assert said.strip().endswith("modes that fit: other, plain, sampling, stored.")
 
 
 @pytest.mark.parametrize("mode", ["plain", "sampling"])
@@ -199,4 +206,18 @@ def test_a_mode_that_is_not_there_lists_what_fits_the_model(model: Path, plugin:
     with pytest.raises(ConfigError) as error:
         LLM(str(model), plugins=[plugin, "llama"], mode=["plainn"], load_format="dummy", device="cpu")
     said = str(error.value)
-    assert said == "--mode plainn: there is no such mode; modes that fit: plain, sampling. Did you mean plain?"
+    assert (
+        said
+        == "--mode plainn: there is no such mode; modes that fit: other, plain, sampling, stored. Did you mean plain?"
+    )
+
+
+def test_two_modes_that_do_not_go_together_are_named(model: Path, plugin: str) -> None:
+    """Each fits alone, and both fit beside others."""
+    plugins = [plugin, "llama"]
+    with pytest.raises(ConfigError) as error:
+        LLM(str(model), plugins, mode=["sampling", "other", "stored"], load_format="dummy", device="cpu")
+    why = "needs layout token, has other"
+    assert str(error.value).startswith("--mode other and --mode stored do not go together for LlamaForCausalLM on cpu")
+    assert why in str(error.value)
+    LLM(str(model), plugins, mode=["sampling", "other"], load_format="dummy", device="cpu").close()

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from built import build
+from llmcore.api.errors import ConfigError
 from llmcore.api.specs import DeviceInfo, PluginInfo, QuantMethodSpec
 from llmcore.engine.blueprint import blueprint_at
-from llmcore.layers import Bound, Build, Embedding, Linear, LinearShape, LMHead, Unquantized, create_linears
+from llmcore.layers import Bound, Build, Embedding, Linear, LinearShape, LMHead, Mesh, Unquantized, create_linears
 from llmcore.registry.modes import Pins
-from llmcore.weights.map import WeightMap
+from llmcore.weights.map import Shard, WeightMap
 from llmcore_devtools.family import SMALL_LATENT, small_model
 from llmcore_devtools.loaded_model import registry_for_tests
 from torch import nn
@@ -31,6 +32,7 @@ class Method:
     """Plain linears; remembers which."""
 
     activations: frozenset[str] = frozenset()
+    multiples = (1, 1)
 
     def __init__(self) -> None:
         self.shapes: list[LinearShape] = []
@@ -125,6 +127,36 @@ def test_an_untied_head_that_the_checkpoint_lacks_stays_plain() -> None:
     assert asked(whole, HEAD[:1]) == {}
     whole.lm_head = LMHead(made, 8, 10)
     assert asked(whole) == {"lm_head": ("lm_head",)}
+
+
+class Grouped(Method):
+    """Of groups of 32 inputs."""
+
+    multiples = (1, 32)
+
+
+def cut(ranks: int, inputs: int) -> None:
+    """Create the linears of an attention whose o_proj has `inputs` inputs, cut over `ranks` ranks."""
+    made, whole = build(mesh=Mesh({"attn_tp": ranks})), nn.Module()
+    made.reduce = lambda group: None  # type: ignore[method-assign]  # no op of this version sums over ranks
+    whole.qkv_proj = Linear(made, 8, {"q_proj": 64, "k_proj": 32}, shard=Shard("attn_tp", 0, 8))
+    whole.o_proj = Linear(made, inputs, 8, shard=Shard("attn_tp", 1))
+    create_linears(whole, lambda modules: Grouped())
+    assert whole.o_proj.weight.shape == (8, inputs // ranks)
+
+
+def test_ranks_that_would_split_a_group_are_an_error_that_names_the_most_that_work() -> None:
+    """Three ranks would leave the groups of o_proj whole, but not the heads of q_proj."""
+    with pytest.raises(
+        ConfigError,
+        match="192 inputs of o_proj cannot be cut over 4 ranks of attn_tp in multiples of 32, as its quantization "
+        "needs; the largest --tp that works is 2",
+    ):
+        cut(4, 192)
+    cut(2, 192)
+    cut(4, 256)
+    with pytest.raises(ConfigError, match=r"the 48 inputs of o_proj .* no --tp works"):
+        cut(2, 48)
 
 
 def test_without_tensors_a_linear_says_what_to_call() -> None:

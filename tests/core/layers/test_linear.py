@@ -54,6 +54,7 @@ class Ordered:
     """The LinearMethod. `blocks`: outputs that share a scale."""
 
     activations: frozenset[str] = frozenset()
+    multiples = (1, 1)
 
     def __init__(self, blocks: int = 1) -> None:
         self.blocks = blocks

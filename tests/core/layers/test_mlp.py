@@ -26,6 +26,7 @@ class Plain:
     """A method for linears alone."""
 
     activations: frozenset[str] = frozenset()
+    multiples = (1, 1)
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
         assert shape.activation is None

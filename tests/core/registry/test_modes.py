@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, PluginInfo, QuantMethodSpec
-from llmcore.registry.modes import apply_modes, mode_misfit
+from llmcore.registry.modes import apply_modes, joined, mode_misfit
 from llmcore.registry.registry import Registry
 
 
@@ -80,3 +80,16 @@ def test_a_mode_for_ops_that_the_model_lacks_does_not_fit() -> None:
     assert why == "pins linear, which this model does not use"
     stray = ModeSpec(name="stray", kernels={"lineer": "torch"})
     assert mode_misfit(stray, registry, DeviceInfo("cpu")) == "pins lineer, which is an op of no active plugin"
+
+
+def test_joined_modes_pin_what_each_pins() -> None:
+    registry = modes_registry()
+    modes = [registry.find(ModeSpec, name) for name in ("w8", "int8kv", "quick", "g64")]
+    pins = apply_modes([mode.name for mode in modes], registry, DeviceInfo("cpu"))
+    one = joined(modes)
+    assert (one.kernels, one.layouts, one.quant, one.quant_options) == (
+        pins.kernels,
+        pins.layouts,
+        pins.quant,
+        pins.quant_options,
+    )

@@ -126,6 +126,7 @@ class Int8Linears:
     """Weights as int8 with a scale per row, in a file or quantized while a plain one is read."""
 
     activations: frozenset[str] = frozenset()
+    multiples = (1, 1)
 
     def create(self, shape: LinearShape, build: Build) -> Any:
         return Int8Linear(shape, build)

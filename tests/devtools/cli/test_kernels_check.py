@@ -166,15 +166,14 @@ def test_long_samples_over_a_layout_of_a_plugin() -> None:
     )
     [spec] = [spec for spec, _ in candidates_for(registry, context.op) if spec.name == "int8-heads"]
     made = load(spec.make)(context)
-    known = over_its_layout(registry, attn_gqa_decode, replace(context, layout="token"), made)
-    assert known == (attn_gqa_decode, made)
-    tried, kernel = over_its_layout(registry, attn_gqa_decode, context, made)
-    sample = next(tried.long_samples(context))
-    assert compare(tried, kernel, context, sample, torch.device("cpu"), long=True) < 1
     token = replace(context, layout="token")
-    plain = next(cases_of(attn_gqa_decode, token, attn_gqa_decode.long_samples(token), long=True))
-    with pytest.raises(AssertionError, match="off by"):  # what int8 takes away shows
-        compare(tried, kernel, context, plain, torch.device("cpu"), long=True)
+    assert over_its_layout(registry, attn_gqa_decode, token) == (attn_gqa_decode, token)
+    tried, read = over_its_layout(registry, attn_gqa_decode, context)
+    [sample] = next(tried.long_samples(read))
+    assert compare(tried, made, context, (sample,), torch.device("cpu"), long=True) < 1
+    [plain] = next(cases_of(attn_gqa_decode, token, attn_gqa_decode.long_samples(token), long=True))
+    lost = (plain.expected()[0] - sample.expected()[0]).abs().max()
+    assert lost > 10 * attn_gqa_decode.TOLERANCE["f32"]
 
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from llmcore.api import KernelSpec, OpContext, hookimpl
 from llmcore.ops import sample
-from llmcore.ops.attention import ReferenceAttention
+from llmcore.ops.attention import ReferenceAttention, attend, token_slots
 
 ATTENTION = ("attn.gqa.decode", "attn.gqa.prefill", "attn.gqa.mixed")
 LATENT = ("attn.mla.decode", "attn.mla.prefill", "attn.mla.mixed")
@@ -32,7 +32,7 @@ def register_kernels() -> Iterable[KernelSpec]:
 
 
 class Alone(ReferenceAttention):
-    """The reference, which gets one query at a time: as the last token of a request that ends with it."""
+    """Every query attends alone. This step's keys and values come from its arguments, earlier ones from the pool."""
 
     def run(
         self,
@@ -44,12 +44,18 @@ class Alone(ReferenceAttention):
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        borders, one = meta["q_start"].tolist(), torch.tensor([0, 1])
-        for row, length in enumerate(meta["kv_len"].tolist()):
-            for token in range(borders[row], borders[row + 1]):
-                seen = torch.tensor([length - (borders[row + 1] - 1 - token)])
-                here = {**meta, "request": meta["request"][row : row + 1], "q_start": one, "kv_len": seen}
-                super().run(q[token : token + 1].clone(), k_new, v_new, kv, here, out[token : token + 1])
+        borders, spec = meta["q_start"].tolist(), self.spec
+        new = k_new.view(len(k_new), spec.kv_heads, -1)
+        news = new, new[..., : spec.value_size] if v_new is None else v_new
+        for row, (request, length) in enumerate(zip(meta["request"].tolist(), meta["kv_len"].tolist(), strict=True)):
+            first, last = borders[row], borders[row + 1]
+            before = length - (last - first)
+            slots = token_slots(meta["table"][request], 0, before, self.granule)
+            found = zip(self._gather(kv, slots), news, strict=True)
+            keys, values = (torch.cat((old, part[first:last])) for old, part in found)
+            for token in range(first, last):
+                seen = before + token - first + 1
+                out[token] = attend(q[token : token + 1].clone(), keys[:seen], values[:seen], spec)[0][0]
         return out
 
 
@@ -69,7 +75,7 @@ def rows(context: OpContext) -> Callable[..., torch.Tensor]:
                     for i in range(len(x))
                 ]
             )
-        return torch.cat([reference(row.clone(), *rest) for row in x.split(1)])
+        return torch.cat([reference(x[i : i + 1].clone(), *rest) for i in range(len(x))])
 
     return run
 

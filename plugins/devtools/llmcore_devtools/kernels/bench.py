@@ -28,6 +28,7 @@ from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 
 from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
+from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import moved, planned, tensors
 
 Call = Callable[[], Any]
@@ -189,12 +190,13 @@ class Bench:
             layout = known[0]
         for shape in shapes:
             for bucket, tokens in enumerate(_tokens(self.effort, module, shape, self.base.dtype)):
-                context = replace(self.base, op=op, shape=dict(shape), bucket=bucket, layout=layout)
+                asked = replace(self.base, op=op, shape=dict(shape), bucket=bucket, layout=layout)
+                samples, context = over_its_layout(self.registry, module, asked)
                 with torch.inference_mode(), drawing(0, where, tokens):
-                    for sample in _samples(module, context, tokens):
+                    for sample in _samples(samples, context, tokens):
                         rotated = _rotated(moved(sample, where), self.effort)
                         for row, make in self._kernels(context):
-                            self._time(row, make, module, context, rotated)
+                            self._time(row, make, samples, context, rotated)
                             yield row
                         del rotated
 

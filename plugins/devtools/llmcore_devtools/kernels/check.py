@@ -151,7 +151,7 @@ def _check_context(
     name, device = "", bench.device
     try:
         kernel, alone = (made(spec, where) for where in (context, replace(context, bucket=0)))
-        module, kernel, alone = over_its_layout(bench.registry, module, context, kernel, alone)
+        module, context = over_its_layout(bench.registry, module, context)
         for kind in kinds:
             with drawing(bench.seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
                 samples = cases_of(module, context, getattr(module, kind)(context), long=kind == "long_samples")

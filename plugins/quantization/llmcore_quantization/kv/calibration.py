@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-from llmcore.api import Checkpoint, ConfigError
+from llmcore.api import Checkpoint, ConfigError, ModelConfig
 
 from llmcore_quantization.kv.layouts import TokenCodes
+from llmcore_quantization.kv.names import KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -49,17 +50,16 @@ class File(msgspec.Struct, kw_only=True):
     scales: list[list[float]]
 
 
-def calibrate(layout: TokenCodes, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+def calibrate(layout: TokenCodes, model: ModelConfig, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
     """Fill the fixed scales of a layout. Raises ConfigError for scales that do not fit the model."""
     path, heads = options.get("kv_quant_calibration_config_path"), layout.group.kv_heads
     if path is not None:
-        described = checkpoint.config()
-        found = read_file(Path(path).expanduser(), str((described.get("architectures") or [""])[0]), heads)
+        found = read_file(Path(path).expanduser(), model, heads, KINDS.get(str(options.get("llm_kv_type"))))
     else:
         found = stored_scales(checkpoint)
     missing = [layer for layer in layout.group.layers if layer not in found]
     if found and missing:
-        raise ConfigError(f"the scales of fp8 KV in {path or 'the checkpoint'} lack layer {missing[0]}")
+        raise ConfigError(f"the checkpoint has scales of fp8 KV for other layers, and none for layer {missing[0]}")
     if missing:
         logger.warning(
             "fp8 KV has the scale 1: the checkpoint has no scales of keys and values, and there is no "
@@ -96,8 +96,11 @@ def stored_scales(checkpoint: Checkpoint) -> Scales:
     return {layer: (sides_of["k"], sides_of["v"]) for layer, sides_of in found.items()}
 
 
-def read_file(path: Path, architecture: str, heads: int) -> Scales:
-    """The scales in a calibration file. Raises ConfigError if it is not one, or is of another model."""
+def read_file(path: Path, model: ModelConfig, heads: int, kind: str | None = None) -> Scales:
+    """The scales in a calibration file. `kind`: the quant_type that it has to have, None for any.
+
+    Raises ConfigError if it is not such a file, or is of another model.
+    """
     where = f"--kv_quant_calibration_config_path {path}"
     try:
         file = msgspec.json.decode(path.read_bytes(), type=File, strict=False)
@@ -107,7 +110,9 @@ def read_file(path: Path, architecture: str, heads: int) -> Scales:
     width = 2 * (heads if file.quant_type == "per_head" else 1)
     for what, has, needs in (
         ("version", file.version, "1.0"),
-        ("architectures", file.architectures, architecture),
+        ("quant_type", file.quant_type, kind or file.quant_type),
+        ("architectures", file.architectures, model.architecture),
+        ("num_layers", file.num_layers, model.num_layers),
         ("num_head", file.num_head, heads),
         ("qmax", file.qmax, LARGEST),
         ("scales_shape", file.scales_shape, [file.num_layers, width]),

@@ -16,7 +16,7 @@ import torch
 from llmcore.api import ConfigError, DType, KVGroupSpec
 from llmcore.layers import KV, Layout, zeros
 
-from llmcore_quantization.kv.names import FORMS, Form
+from llmcore_quantization.kv.names import FORMS, GROUP, GROUPS, Form
 
 _CODES = {"i8": torch.int8, "u4": torch.uint8, "e4m3": torch.float8_e4m3fn}
 
@@ -43,10 +43,10 @@ class Side:
         self.form, self.width, self.dtype, self.marks = form, width, dtype, marks
         group = min(form.group or width, width)
         if width % group or (form.codes == "u4" and width % 2):
-            fitting = [size for size in (8, 16, 32, 64, 128) if width % size == 0]
+            others = [str(size) for size in sorted((GROUP, *GROUPS)) if width % min(size, width) == width % 2 == 0]
             raise ConfigError(
                 f"layout {name}: groups of {group} do not divide a head of {width} elements; groups of "
-                f"{' or '.join(map(str, fitting)) or 'the whole head'} do (--llm_kv_quant_group_size)"
+                f"{' or '.join(others) or 'no size'} do, with --llm_kv_type int4kv and --llm_kv_quant_group_size"
             )
         self.groups = width // group
         # An asymmetric int8 counts from the least value, so it has no sign.
@@ -84,7 +84,9 @@ class Side:
         return groups.flatten(-2).to(self.dtype)
 
     def _scale(self, span: torch.Tensor) -> torch.Tensor:
-        return (span / self.largest).to(self.marks).clamp(min=_TINY[self.marks])
+        # Torch divides by a tensor as IEEE says. By a number, on a GPU, it multiplies with the reciprocal.
+        steps = torch.full_like(span, self.largest)
+        return (span / steps).to(self.marks).clamp(min=_TINY[self.marks])
 
     def _codes(self, steps: torch.Tensor) -> torch.Tensor:
         least = 0 if self.form.least else -self.largest

@@ -14,6 +14,17 @@ GROUP = 32
 GROUPS = (8, 16, 64, 128)
 """Other groups of `token-int4`."""
 
+POLICIES: Mapping[str, tuple[str, ...]] = {
+    "0": ("0", "none"),
+    "4": ("4", "int4"),
+    "8": ("8", "int8"),
+    "16": ("16", "fp8", "fp8_e4m3"),
+}
+"""LMDeploy's number of a policy -> the values of its `--quant-policy` that mean it."""
+
+KINDS: Mapping[str, str] = {"fp8kv_sph": "per_head", "fp8kv_spt": "per_tensor"}
+"""Value of LightLLM's `--llm_kv_type` -> the `quant_type` of the calibration file."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -85,27 +96,27 @@ def _asks(option: str, *values: str, groups: tuple[int | None, ...] = (None,)) -
     return {option: values, "llm_kv_quant_group_size": groups}
 
 
+FIXED = "offline_calibration_fp8kv"
+"""The mode whose scales are fixed."""
+
 _MODES: tuple[tuple[str, str, _Asked], ...] = (
     ("triton_int8kv", "token-int8", ()),
     ("ppl_int8kv", "token-int8-g8", ()),
     ("ppl_int8kv_flashdecoding", "token-int8-g8", ()),
     ("ppl_int4kv_flashdecoding", "token-int4", ()),
-    ("offline_calibration_fp8kv", "token-fp8", ()),
+    (FIXED, "token-fp8", (_asks("llm_kv_type", *KINDS), _asks("quant_policy", *POLICIES["16"]))),
     ("int8kv", "token-int8", (_asks("llm_kv_type", "int8kv"),)),
     ("int8kv_g8", "token-int8-g8", (_asks("llm_kv_type", "int8kv", groups=(8,)),)),
     ("int4kv", "token-int4", (_asks("llm_kv_type", "int4kv", groups=(None, GROUP)),)),
-    ("fp8kv_sph", "token-fp8", (_asks("llm_kv_type", "fp8kv_sph"),)),
-    ("fp8kv_spt", "token-fp8", (_asks("llm_kv_type", "fp8kv_spt"),)),
     ("fp8kv_dynamic", "token-fp8-dynamic", ()),
     ("int8k_int4v", "token-int8-int4", ()),
-    ("quant_policy_4", "token-int4", (_asks("quant_policy", "4", groups=(None, GROUP)),)),
-    ("quant_policy_8", "token-int8-min", (_asks("quant_policy", "8"),)),
-    ("quant_policy_16", "token-fp8", (_asks("quant_policy", "16", "fp8"),)),
+    ("quant_policy_4", "token-int4", (_asks("quant_policy", *POLICIES["4"], groups=(None, GROUP)),)),
+    ("quant_policy_8", "token-int8-min", (_asks("quant_policy", *POLICIES["8"]),)),
     *(
         (
             f"int4kv_g{group}",
             f"token-int4-g{group}",
-            (_asks("llm_kv_type", "int4kv", groups=(group,)), _asks("quant_policy", "4", groups=(group,))),
+            (_asks("llm_kv_type", "int4kv", groups=(group,)), _asks("quant_policy", *POLICIES["4"], groups=(group,))),
         )
         for group in GROUPS
     ),

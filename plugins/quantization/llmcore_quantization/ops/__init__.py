@@ -6,13 +6,13 @@ a scale), `scale`, `zeros` and `ordered`; `static`: the inputs have a scale of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
 import torch
 from llmcore.api import OpContext
-from llmcore.ops import Shape, draw, draws_on, size
+from llmcore.ops import Op, Shape, draw, draws_on, size
 
 from llmcore_quantization.canonical import Scheme, shapes
 from llmcore_quantization.rounding import quantized
@@ -43,12 +43,18 @@ def sizes(context: OpContext) -> tuple[int, int]:
     return size(context.shape, "inputs"), size(context.shape, "outputs")
 
 
+def plain(context: OpContext, part: Callable[..., Op]) -> Op:
+    """The chosen kernel of `linear` for the dequantized weight."""
+    inputs, outputs = sizes(context)
+    return part("linear", inputs=inputs, outputs=outputs, bias=context.shape["bias"])
+
+
 def weight(context: OpContext, scheme: Scheme, rows: int = 1) -> dict[str, torch.Tensor]:
     """The tensors of a drawn weight, with an output whose weights are all 0."""
     inputs, outputs = sizes(context)
-    plain = draw(context, outputs, inputs, seed=1)
-    plain[-1] = 0.0
-    found = quantized(plain, scheme, rows)
+    drawn = draw(context, outputs, inputs, seed=1)
+    drawn[-1] = 0.0
+    found = quantized(drawn, scheme, rows)
     if scheme.ordered:
         generator = torch.Generator().manual_seed(3)
         found["order"] = torch.randperm(inputs, generator=generator, dtype=torch.int32).to(draws_on())

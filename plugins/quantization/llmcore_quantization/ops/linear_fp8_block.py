@@ -1,4 +1,4 @@
-"""linear.fp8_block: x W^T + b, where W is float8 e4m3 with a scale per group of inputs, and x is rounded alike.
+"""linear.fp8_block, a composite: x W^T + b, where W is float8 e4m3 with a scale per group of inputs, and x is rounded alike.
 
 A group is 128 inputs in published checkpoints. Their scales are for blocks of 128 outputs; here each output repeats
 its block's. The largest magnitude of a token in a group becomes 448. A kernel multiplies the codes of a group and
@@ -7,13 +7,15 @@ applies both scales to the sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from llmcore.api import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Shape, draw
+from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw
 
 from llmcore_quantization.canonical import Scheme, dequantized
-from llmcore_quantization.ops import Samples, bias, long, moved, scheme_of, shape_of, sizes, uneven, weight
+from llmcore_quantization.ops import Samples, bias, long, moved, plain, scheme_of, shape_of, sizes, uneven, weight
 from llmcore_quantization.rounding import rounded
 
 TOLERANCE = {"f32": 3e-3, "f16": 6e-3, "bf16": 2e-2}
@@ -35,8 +37,27 @@ def reference(
 
     The product of the rounded inputs and the dequantized weight in f32, rounded once to the type of x.
     """
-    y = F.linear(rounded(x, codes.dtype, codes.shape[1] // scale.shape[1]), dequantized(codes, scale))
+    y = F.linear(rounded(x, codes.dtype, _group(codes, scale)), dequantized(codes, scale))
     return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def expand(context: OpContext, part: Callable[..., Op]) -> Op:
+    """The chosen `linear` with the rounded inputs and the dequantized weight, both in the type of x."""
+    linear = plain(context, part)
+
+    def run(
+        x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        seen = rounded(x, codes.dtype, _group(codes, scale)).to(x.dtype)
+        y: torch.Tensor = linear(seen, dequantized(codes, scale, dtype=x.dtype), bias)
+        return y
+
+    return run
+
+
+def _group(codes: torch.Tensor, scale: torch.Tensor) -> int:
+    """The inputs that share a scale."""
+    return codes.shape[1] // scale.shape[1]
 
 
 def samples(context: OpContext) -> Samples:

@@ -1,14 +1,16 @@
-"""linear.w4a16: x W^T + b, where W has codes of 4 bits, and a scale and perhaps a zero for each group of inputs."""
+"""linear.w4a16, a composite: x W^T + b, where W has codes of 4 bits, and a scale and perhaps a zero for each group."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from llmcore.api import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Shape, draw
+from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw
 
 from llmcore_quantization.canonical import Scheme, dequantized
-from llmcore_quantization.ops import Samples, bias, long, moved, scheme_of, shape_of, sizes, weight
+from llmcore_quantization.ops import Samples, bias, long, moved, plain, scheme_of, shape_of, sizes, weight
 
 TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 """That of `linear`: the weight is rounded to the type of x before it is multiplied."""
@@ -32,6 +34,24 @@ def reference(
 ) -> torch.Tensor:
     """x [T, inputs], codes, scale, zero and order in the canonical form, bias [outputs] or None -> [T, outputs]."""
     return F.linear(x, dequantized(codes, scale, zero, order, dtype=x.dtype), bias)
+
+
+def expand(context: OpContext, part: Callable[..., Op]) -> Op:
+    """The chosen `linear` with the dequantized weight."""
+    linear = plain(context, part)
+
+    def run(
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        y: torch.Tensor = linear(x, dequantized(codes, scale, zero, order, dtype=x.dtype), bias)
+        return y
+
+    return run
 
 
 def samples(context: OpContext) -> Samples:

@@ -1,4 +1,4 @@
-"""linear.w8a16: linear.w4a16 with codes of 8 bits, int8 or float8 e4m3."""
+"""linear.w8a16, a composite: linear.w4a16 with codes of 8 bits, int8 or float8 e4m3."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from llmcore.ops import Shape
 
 from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.ops import shape_of
-from llmcore_quantization.ops.linear_w4a16 import TOLERANCE, cost, long_samples, reference, samples
+from llmcore_quantization.ops.linear_w4a16 import TOLERANCE, cost, expand, long_samples, reference, samples
 
-__all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "reference", "samples"]
+__all__ = ["SHAPES", "TOLERANCE", "cost", "expand", "long_samples", "reference", "samples"]
 
 SHAPES: tuple[Shape, ...] = (
     shape_of(Scheme(codes="i8", scale="f32"), 72, 51, bias=True),

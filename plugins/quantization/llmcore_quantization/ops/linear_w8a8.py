@@ -1,4 +1,4 @@
-"""linear.w8a8: x W^T + b, where W has codes of 8 bits with a scale per row, and x is rounded to the same codes.
+"""linear.w8a8, a composite: x W^T + b, where W has codes of 8 bits with a scale per row, and x is rounded to the same codes.
 
 Without an `input_scale` each token has a scale of its own: its largest magnitude becomes 127 (int8) or 448 (float8
 e4m3). A kernel multiplies the codes and applies both scales to the sum.
@@ -6,13 +6,15 @@ e4m3). A kernel multiplies the codes and applies both scales to the sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from llmcore.api import OpContext
-from llmcore.ops import SAMPLE_TOKENS, Shape, draw
+from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw
 
 from llmcore_quantization.canonical import Scheme, dequantized
-from llmcore_quantization.ops import Samples, bias, long, moved, scheme_of, shape_of, sizes, uneven, weight
+from llmcore_quantization.ops import Samples, bias, long, moved, plain, scheme_of, shape_of, sizes, uneven, weight
 from llmcore_quantization.rounding import rounded
 
 TOLERANCE = {"f32": 3e-3, "f16": 6e-3, "bf16": 2e-2}
@@ -40,6 +42,24 @@ def reference(
     """
     y = F.linear(rounded(x, codes.dtype, scale=input_scale), dequantized(codes, scale))
     return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def expand(context: OpContext, part: Callable[..., Op]) -> Op:
+    """The chosen `linear` with the rounded inputs and the dequantized weight, both in the type of x."""
+    linear = plain(context, part)
+
+    def run(
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        input_scale: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        seen = rounded(x, codes.dtype, scale=input_scale).to(x.dtype)
+        y: torch.Tensor = linear(seen, dequantized(codes, scale, dtype=x.dtype), bias)
+        return y
+
+    return run
 
 
 def samples(context: OpContext) -> Samples:

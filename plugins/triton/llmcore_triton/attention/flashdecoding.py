@@ -13,7 +13,8 @@ from llmcore.layers import spec_of
 
 from llmcore_triton import tuned
 from llmcore_triton.attention.listed import Config, Listed, fitting, sizes, timed
-from llmcore_triton.attention.tile import LN_2, capped, inside_of, reach, row_of, slots_of
+from llmcore_triton.attention.stored import folded, folded_scales, rows_of, stored_as
+from llmcore_triton.attention.tile import LN_2, capped, reach, row_of, slots_of
 from llmcore_triton.launch import Bound, release, wait
 
 KERNEL = "flashdecoding"
@@ -27,6 +28,8 @@ class PerHead(Listed):
         super().__init__(context, config, programs=spec.heads)
         compiled = {
             **sizes(spec, context.granule),
+            **stored_as(context),
+            **folded(context),
             "HEADS": spec.heads,
             "GROUP": spec.heads // spec.kv_heads,
             "BLOCK_N": config.block_n,
@@ -36,11 +39,6 @@ class PerHead(Listed):
             **self.options,
         }
         self._kernel = Bound(per_head, **compiled)
-
-    def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
-        """The heads of a group are adjacent programs: they read the same KV."""
-        grid = (self.spec.heads, rows if items is None else items)
-        self._kernel.but(LISTED=items is not None, LSE=lse)(grid, *arguments)
 
 
 def make(context: OpContext) -> PerHead:
@@ -72,6 +70,11 @@ def per_head(  # type: ignore[no-untyped-def]
     q,
     keys,
     values,
+    k_marks,
+    v_marks,
+    q_stride,
+    k_stride,
+    v_stride,
     out,
     lse,
     table,
@@ -81,15 +84,18 @@ def per_head(  # type: ignore[no-untyped-def]
     items,
     partial,
     room,
-    q_stride,
-    k_stride,
-    v_stride,
     table_stride,
     out_stride,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K_SIZE: tl.constexpr,
     V_SIZE: tl.constexpr,
+    K_CODES: tl.constexpr,
+    K_GROUP: tl.constexpr,
+    K_FOLD: tl.constexpr,
+    V_CODES: tl.constexpr,
+    V_GROUP: tl.constexpr,
+    V_FOLD: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -128,27 +134,29 @@ def per_head(  # type: ignore[no-untyped-def]
     k_at = tl.arange(0, BLOCK_K)
     v_at = tl.arange(0, BLOCK_V)
     x = tl.load(q + token.to(tl.int64) * q_stride + head * K_SIZE + k_at, mask=k_at < K_SIZE, other=0.0)
+    DTYPE: tl.constexpr = x.dtype
     x = x.to(tl.float32)
     release(PDL)
-    keys += head // GROUP * K_SIZE
-    values += head // GROUP * V_SIZE
+    kv_head = head // GROUP
+    KV_HEADS: tl.constexpr = HEADS // GROUP
     m = tl.full([1], float("-inf"), tl.float32)
     l = tl.zeros([1], tl.float32)  # noqa: E741
     acc = tl.zeros([BLOCK_V], tl.float32)
     for start in tl.range(from_token, to_token, BLOCK_N, num_stages=STAGES):
         there = start + tl.arange(0, BLOCK_N) < to_token
         slot = slots_of(places, start + tl.arange(0, BLOCK_N), there, GRANULE)
-        k = tl.load(
-            keys + slot[:, None] * k_stride + k_at[None, :],
-            mask=inside_of(there, k_at, K_SIZE),
-            other=0.0,
-        )
-        v = tl.load(
-            values + slot[:, None] * v_stride + v_at[None, :],
-            mask=inside_of(there, v_at, V_SIZE),
-            other=0.0,
-        )
-        scores = capped(tl.sum(k.to(tl.float32) * x[None, :], 1), SCALE, SOFT_CAP)
+        k = rows_of(
+            keys, k_marks, kv_head, slot, there, k_stride,
+            BLOCK_K, KV_HEADS, K_SIZE, K_CODES, K_GROUP, K_FOLD, DTYPE,
+        )  # fmt: skip
+        v = rows_of(
+            values, v_marks, kv_head, slot, there, v_stride,
+            BLOCK_V, KV_HEADS, V_SIZE, V_CODES, V_GROUP, V_FOLD, DTYPE,
+        )  # fmt: skip
+        scores = tl.sum(k.to(tl.float32) * x[None, :], 1)
+        if K_FOLD:
+            scores *= folded_scales(k_marks, kv_head, slot, there, KV_HEADS, K_GROUP)
+        scores = capped(scores, SCALE, SOFT_CAP)
         seen = there
         if WINDOW > 0:
             seen = seen & (start + tl.arange(0, BLOCK_N) >= length - WINDOW)
@@ -158,6 +166,8 @@ def per_head(  # type: ignore[no-untyped-def]
         p = tl.exp2(scores - base)
         keep = tl.exp2(m - base)
         l = l * keep + tl.sum(p, 0)[None]  # noqa: E741
+        if V_FOLD:
+            p *= folded_scales(v_marks, kv_head, slot, there, KV_HEADS, V_GROUP)
         acc = acc * keep + tl.sum(v.to(tl.float32) * p[:, None], 0)
         m = highest
 

@@ -11,6 +11,7 @@ from llmcore.layers import spec_of
 from triton import next_power_of_2
 
 from llmcore_triton.attention.listed import Config, Listed, reserve, sizes
+from llmcore_triton.attention.stored import folded, stored_as
 from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, reach, row_of
 from llmcore_triton.launch import Bound, release, wait
 
@@ -30,6 +31,8 @@ class Grouped(Listed):
         super().__init__(context, config, programs=spec.kv_heads, tokens=tokens, fixed=fixed)
         compiled = {
             **sizes(spec, context.granule),
+            **stored_as(context),
+            **folded(context),
             "KV_HEADS": spec.kv_heads,
             "GROUP": group,
             "TOKENS": tokens or 1,
@@ -43,11 +46,6 @@ class Grouped(Listed):
             **self.options,
         }
         self._kernel = Bound(grouped, **compiled)
-
-    def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
-        """KV heads are adjacent programs: the KV of a token is one piece of memory."""
-        grid = (self.spec.kv_heads, rows if items is None else items)
-        self._kernel.but(LISTED=items is not None, LSE=lse)(grid, *arguments)
 
 
 class Whole(Grouped):
@@ -73,6 +71,11 @@ def grouped(  # type: ignore[no-untyped-def]
     q,
     keys,
     values,
+    k_marks,
+    v_marks,
+    q_stride,
+    k_stride,
+    v_stride,
     out,
     lse,
     table,
@@ -82,15 +85,18 @@ def grouped(  # type: ignore[no-untyped-def]
     items,
     partial,
     room,
-    q_stride,
-    k_stride,
-    v_stride,
     table_stride,
     out_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K_SIZE: tl.constexpr,
     V_SIZE: tl.constexpr,
+    K_CODES: tl.constexpr,
+    K_GROUP: tl.constexpr,
+    K_FOLD: tl.constexpr,
+    V_CODES: tl.constexpr,
+    V_GROUP: tl.constexpr,
+    V_FOLD: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -154,23 +160,24 @@ def grouped(  # type: ignore[no-untyped-def]
         other=0.0,
     )
     release(PDL)
-    keys += kv_head * K_SIZE
-    values += kv_head * V_SIZE
     if FIXED > 0:
         m = tl.full([BLOCK_M], float("-inf"), tl.float32)
         l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
         acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         for start in tl.range(from_token, to_token, FIXED, num_stages=1):
             part_m, part_l, part = attend(
-                x, query, keys, values, places, start, tl.minimum(start + FIXED, to_token), k_stride, v_stride,
-                SCALE, SOFT_CAP, WINDOW, True, GRANULE, K_SIZE, V_SIZE, BLOCK_V, BLOCK_N, STAGES,
+                x, query, keys, values, k_marks, v_marks, kv_head, places, start,
+                tl.minimum(start + FIXED, to_token), k_stride, v_stride, SCALE, SOFT_CAP, WINDOW, True, GRANULE,
+                KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, K_FOLD, V_CODES, V_GROUP, V_FOLD,
+                BLOCK_V, BLOCK_N, STAGES,
             )  # fmt: skip
             part, part_lse = normalized(part_m, part_l, part)
             m, l, acc = fold(m, l, acc, part, part_lse)  # noqa: E741
     else:
         m, l, acc = attend(  # noqa: E741
-            x, query, keys, values, places, from_token, to_token, k_stride, v_stride,
-            SCALE, SOFT_CAP, WINDOW, TOKENS > 1, GRANULE, K_SIZE, V_SIZE, BLOCK_V, BLOCK_N, STAGES,
+            x, query, keys, values, k_marks, v_marks, kv_head, places, from_token,
+            to_token, k_stride, v_stride, SCALE, SOFT_CAP, WINDOW, TOKENS > 1, GRANULE,
+            KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, K_FOLD, V_CODES, V_GROUP, V_FOLD, BLOCK_V, BLOCK_N, STAGES,
         )  # fmt: skip
     y, y_lse = normalized(m, l, acc)
 

@@ -7,7 +7,6 @@ buffer, which later kernels share. The old one lives as long as its kernels.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +14,12 @@ from weakref import WeakValueDictionary
 
 import torch
 from llmcore.api import AttnLimits, AttnRows, AttnSpec, MetaWriter, OpContext
-from llmcore.layers import DTYPES, spec_of
+from llmcore.layers import spec_of
 from triton import next_power_of_2
 
 from llmcore_triton import launch
 from llmcore_triton.attention.merge import merge_row, merge_tile
+from llmcore_triton.attention.stored import element_bytes, pools
 from llmcore_triton.attention.work import Planner
 
 
@@ -128,21 +128,24 @@ def token_bytes(context: OpContext) -> int:
     """Returns the bytes of one token's key and value of one KV head, padded as in a tile."""
     spec = spec_of(context)
     padded: int = next_power_of_2(spec.key_size) + next_power_of_2(spec.value_size)
-    return padded * DTYPES[context.dtype].itemsize
+    return padded * element_bytes(context)
 
 
-class Listed(ABC):
-    """An AttentionKernel over the token layout. Its programs take items from a list.
+class Listed:
+    """An AttentionKernel over keys and values of heads. Its programs take items from a list.
 
-    `tokens`: query tokens of a tile, None if every row has one. `programs`: programs per item. `fixed`: tokens of a
-    chunk if results must not depend on how the work is cut, else None.
+    `tokens`: query tokens of a tile, None if every row has one. `programs`: programs per item; adjacent ones read the
+    same KV. `fixed`: tokens of a chunk if results must not depend on how the work is cut, else None. A subclass makes
+    `_kernel`, whose grid is (programs, items).
     """
+
+    _kernel: launch.Bound
 
     def __init__(
         self, context: OpContext, config: Config, *, programs: int, tokens: int | None = None, fixed: int | None = None
     ) -> None:
         spec = spec_of(context)
-        self.spec, self.config, self.fixed = spec, config, fixed
+        self.spec, self.config, self.fixed, self._programs = spec, config, fixed, programs
         self.device = launch.place(context)
         wanted = max(context.device.processors, 1) * config.per_processor
         self.planner = Planner(
@@ -173,9 +176,9 @@ class Listed(ABC):
             merging |= {"BLOCK_V": width, "TOKENS": tokens, "AHEAD": 4, "num_warps": 4}
         self._merge = launch.Bound(merge_row if tokens is None else merge_tile, **merging)
 
-    @abstractmethod
-    def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
-        """Enqueue the kernel over `items` items. None: each row is one item."""
+    def read(self, q: torch.Tensor, kv: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        """Returns the kernel's first arguments: what it reads, and how far apart the rows are."""
+        return q, *pools(kv), q.stride(0), kv[0].stride(0), kv[1].stride(0)
 
     def workspace(self, limits: AttnLimits) -> None:
         """Reserve memory for partial results, shared with the model's other kernels."""
@@ -208,17 +211,13 @@ class Listed(ABC):
         partial, room = self._scratch.buffer(), self.planner.room
         split = meta.get(_SPLIT)
         items = meta.get(_WHOLE) if split is None else split
-        # latent rows have one pool for keys and values
-        keys, values = kv[0], kv[-1]
-        kv_len, q_start = meta["kv_len"], meta["q_start"]
+        table, kv_len, q_start = meta["table"], meta["kv_len"], meta["q_start"]
         summed = partial if lse is None else lse
-        size = None if items is None else items.shape[0] // 4 - 1
-        arguments = (
-            q, keys, values, out, summed, meta["table"], meta["request"], q_start, kv_len,
-            kv_len if items is None else items, partial, room,
-            q.stride(0), keys.stride(0), values.stride(0), meta["table"].stride(0), out.stride(0),
+        grid = (self._programs, kv_len.shape[0] if items is None else items.shape[0] // 4 - 1)
+        self._kernel.but(LISTED=items is not None, LSE=lse is not None)(
+            grid, *self.read(q, kv), out, summed, table, meta["request"], q_start, kv_len,
+            kv_len if items is None else items, partial, room, table.stride(0), out.stride(0),
         )  # fmt: skip
-        self.launch(arguments, size, kv_len.shape[0], lse is not None)
         if split is not None:
             merge, heads = self._merge.but(LSE=lse is not None), self.spec.heads
             rest = (q_start, kv_len, out, summed, room, out.stride(0))

@@ -20,6 +20,8 @@ from llmcore.layers import spec_of
 from numpy.typing import NDArray
 
 from llmcore_triton import launch, tuned
+from llmcore_triton.attention.stored import pools, rows_of, stored_as
+from llmcore_triton.attention.tile import slots_of
 from llmcore_triton.launch import Box, release, wait
 
 KERNEL = "flash"
@@ -60,6 +62,7 @@ class Prefill:
         self._spec, self._pdl = spec, launch.overlaps(context)
         self._processors = context.device.processors
         self._sizes = _padded(spec.key_size), _padded(spec.value_size)
+        self._stored = stored_as(context)
         # TMA loads whole boxes, so it needs half types and heads without padding.
         self._tma = bool(config["tma"]) and context.dtype != "f32" and self._sizes == (spec.key_size, spec.value_size)
         shapes = [config, {**config, **SMALL}] if config["small"] else [config]
@@ -74,6 +77,7 @@ class Prefill:
             "KV_HEADS": spec.kv_heads,
             "KEY": spec.key_size,
             "VALUE": spec.value_size,
+            **self._stored,
             "PAD_K": self._sizes[0],
             "PAD_V": self._sizes[1],
             "GRANULE": self._granule,
@@ -137,7 +141,7 @@ class Prefill:
             v_new,
             k_tiles,
             v_tiles,
-            *kv,
+            *pools(kv),
             table,
             meta["request"],
             meta["q_start"],
@@ -253,9 +257,10 @@ def _fold(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize_on_alignment=["request", "q_start", "kv_len", "tiles", "lse"])
 def flash(  # type: ignore[no-untyped-def]
-    q, k_new, v_new, k_tiles, v_tiles, k_pool, v_pool, table, request, q_start, kv_len, tiles, out, lse,
+    q, k_new, v_new, k_tiles, v_tiles, k_pool, v_pool, k_marks, v_marks, table, request, q_start, kv_len, tiles, out, lse,
     table_stride, q_stride, k_stride, v_stride, k_slot, v_slot, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    K_CODES: tl.constexpr, K_GROUP: tl.constexpr, V_CODES: tl.constexpr, V_GROUP: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, GRANULE: tl.constexpr, PACK: tl.constexpr,
     CAP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
@@ -318,14 +323,15 @@ def flash(  # type: ignore[no-untyped-def]
         for block in tl.range(gather_from, gather_to, num_stages=STAGES):
             position = block * BLOCK_N + ones
             there = position < length
-            if GRANULE == 1:
-                slot = tl.load(entries + position, mask=there, other=0).to(tl.int64)
-            else:
-                granule = tl.load(entries + position // GRANULE, mask=there, other=0)
-                slot = granule.to(tl.int64) * GRANULE + position % GRANULE
-            k_rows, v_rows = k_pool + k_head + slot * k_slot, v_pool + v_head + slot * v_slot
-            k = tl.load(k_rows[:, None] + k_at[None, :], mask=there[:, None] & (k_at < KEY)[None, :], other=0.0)
-            v = tl.load(v_rows[:, None] + v_at[None, :], mask=there[:, None] & (v_at < VALUE)[None, :], other=0.0)
+            slot = slots_of(entries, position, there, GRANULE)
+            k = rows_of(
+                k_pool, k_marks, kv_head, slot, there, k_slot,
+                PAD_K, KV_HEADS, KEY, K_CODES, K_GROUP, False, queries.dtype,
+            )  # fmt: skip
+            v = rows_of(
+                v_pool, v_marks, kv_head, slot, there, v_slot,
+                PAD_V, KV_HEADS, VALUE, V_CODES, V_GROUP, False, queries.dtype,
+            )  # fmt: skip
             edge = (block >= whole_to) | (block < whole_from)
             acc, total, top = _fold(
                 acc, total, top, queries, k, v, block, edge, q_position, length, scale, CAP, CAUSAL, WINDOW

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from llmcore_triton.attention.stored import folded_scales, rows_of
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -65,6 +67,9 @@ def attend(  # type: ignore[no-untyped-def]
     query,
     keys,
     values,
+    k_marks,
+    v_marks,
+    head,
     places,
     first,
     last,
@@ -75,22 +80,27 @@ def attend(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     GRANULE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     K_SIZE: tl.constexpr,
     V_SIZE: tl.constexpr,
+    K_CODES: tl.constexpr,
+    K_GROUP: tl.constexpr,
+    K_FOLD: tl.constexpr,
+    V_CODES: tl.constexpr,
+    V_GROUP: tl.constexpr,
+    V_FOLD: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attention of queries q [M, >= K_SIZE, zero beyond] at positions `query` [M] over KV tokens first to last of a KV
-    head.
+    """Attention of queries q [M, >= K_SIZE, zero beyond] at positions `query` [M] over KV tokens first to last of KV
+    head `head`. `stored.rows_of` says what pools, marks and their constants are.
 
     Returns the largest score m [M], the sum l [M] of exp2(score - m), and acc [M, BLOCK_V], the values with these
     weights. A row that sees nothing has -inf, 0 and 0. Without CAUSAL all queries see up to `last`.
     """
     M: tl.constexpr = q.shape[0]
     BLOCK_K: tl.constexpr = q.shape[1]
-    k_at = tl.arange(0, BLOCK_K)
-    v_at = tl.arange(0, BLOCK_V)
     m = tl.full([M], float("-inf"), tl.float32)
     l = tl.zeros([M], tl.float32)  # noqa: E741 - the usual name
     acc = tl.zeros([M, BLOCK_V], tl.float32)
@@ -98,8 +108,13 @@ def attend(  # type: ignore[no-untyped-def]
         token = start + tl.arange(0, BLOCK_N)
         there = token < last
         slot = slots_of(places, token, there, GRANULE)
-        k = tl.load(keys + slot[:, None] * k_stride + k_at[None, :], mask=inside_of(there, k_at, K_SIZE), other=0.0)
-        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), SCALE, SOFT_CAP)
+        k = rows_of(
+            keys, k_marks, head, slot, there, k_stride, BLOCK_K, KV_HEADS, K_SIZE, K_CODES, K_GROUP, K_FOLD, q.dtype
+        )
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if K_FOLD:
+            scores *= folded_scales(k_marks, head, slot, there, KV_HEADS, K_GROUP)[None, :]
+        scores = capped(scores, SCALE, SOFT_CAP)
         seen = there[None, :]
         if CAUSAL:
             seen = seen & (token[None, :] <= query[:, None])
@@ -111,21 +126,15 @@ def attend(  # type: ignore[no-untyped-def]
         base = tl.where(highest == float("-inf"), 0.0, highest)
         p = tl.exp2(scores - base[:, None])
         keep = tl.exp2(m - base)
-        v = tl.load(values + slot[:, None] * v_stride + v_at[None, :], mask=inside_of(there, v_at, V_SIZE), other=0.0)
+        v = rows_of(
+            values, v_marks, head, slot, there, v_stride, BLOCK_V, KV_HEADS, V_SIZE, V_CODES, V_GROUP, V_FOLD, q.dtype
+        )
         l = l * keep + tl.sum(p, 1)  # noqa: E741
+        if V_FOLD:
+            p *= folded_scales(v_marks, head, slot, there, KV_HEADS, V_GROUP)[None, :]
         acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
         m = highest
     return m, l, acc
-
-
-@triton.jit
-def inside_of(there, at, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the mask of a [tokens, sizes] block."""
-    if at.shape[0] == SIZE:
-        inside = there[:, None]
-    else:
-        inside = there[:, None] & (at < SIZE)[None, :]
-    return inside
 
 
 @triton.jit

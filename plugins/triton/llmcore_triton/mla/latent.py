@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from llmcore.api import OpContext
@@ -12,8 +13,11 @@ from llmcore.layers import DTYPES, spec_of
 from triton import next_power_of_2
 
 from llmcore_triton.attention.listed import Config, Listed
-from llmcore_triton.attention.tile import LN_2, capped, fold, inside_of, normalized, reach, row_of, slots_of
+from llmcore_triton.attention.stored import inside_of, rows_of
+from llmcore_triton.attention.tile import LN_2, capped, fold, normalized, reach, row_of, slots_of
 from llmcore_triton.launch import HOPPER, Bound, release, wait
+from llmcore_triton.quantized_kv import of_layout
+from llmcore_triton.specs.layouts import QUANTIZED_LATENT
 
 NARROW, WIDE = 16, 64
 """Rows of a tile: the fewest that tensor cores take, and those of Hopper's, whose operands need no registers."""
@@ -35,13 +39,14 @@ class Latents(Listed):
         spec = spec_of(context)
         padded = min(next_power_of_2(spec.heads), config.block_m)
         tokens = None if decode else config.block_m // padded
-        self._tiles = -(-spec.heads // padded)
-        super().__init__(context, config, programs=self._tiles, tokens=tokens, fixed=fixed)
+        # the tiles of one token's heads are adjacent programs
+        super().__init__(context, config, programs=-(-spec.heads // padded), tokens=tokens, fixed=fixed)
         self._kernel = Bound(
             over_latents,
             HEADS=spec.heads,
             LATENT=spec.value_size,
             ROTATED=spec.key_size - spec.value_size,
+            **of_layout(QUANTIZED_LATENT.get(str(context.layout)), spec.value_size),
             SCALE=spec.scale,
             SOFT_CAP=spec.soft_cap or 0.0,
             GRANULE=context.granule,
@@ -58,12 +63,11 @@ class Latents(Listed):
             **self.options,
         )
 
-    def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
-        """The tiles of one token's heads are adjacent programs: they read the same rows."""
-        q, pool, _, *others, q_stride, row_stride, _, table_stride, out_stride = arguments
-        strides = (q_stride, q.stride(1), row_stride, table_stride, out_stride)
-        grid = (self._tiles, rows if items is None else items)
-        self._kernel.but(LISTED=items is not None, LSE=lse)(grid, q, pool, *others, *strides)
+    def read(self, q: torch.Tensor, kv: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        """Queries may lie apart in memory. Quantized latents have marks, and a pool of rotated parts beside them."""
+        latents, rotated = kv[0], kv[-1]
+        marks = kv[1] if len(kv) > 1 else None
+        return q, latents, marks, rotated, q.stride(0), q.stride(1), latents.stride(0), rotated.stride(0)
 
 
 def _padded(size: int) -> int:
@@ -104,19 +108,19 @@ def fitting(context: OpContext, configs: Iterable[Config]) -> Iterator[Config]:
 
 @triton.jit
 def attend_latent(  # type: ignore[no-untyped-def]
-    q_latent, q_rotated, query, rows, places, first, last, row_stride,
+    q_latent, q_rotated, query, latents, marks, rotateds, places, first, last, latent_stride, rotated_stride,
     SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, CAUSAL: tl.constexpr, GRANULE: tl.constexpr,
-    LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    LATENT: tl.constexpr, ROTATED: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attention of queries in two parts, [M, >= LATENT] and [M, >= ROTATED], zero beyond, over KV tokens first to
-    last.
+    last. `stored.rows_of` says how latents and their marks are stored.
 
     Returns the same as `tile.attend`. Without CAUSAL all queries see up to `last`.
     """
     M: tl.constexpr = q_latent.shape[0]
     BLOCK_L: tl.constexpr = q_latent.shape[1]
     BLOCK_R: tl.constexpr = q_rotated.shape[1]
-    l_at = tl.arange(0, BLOCK_L)
     r_at = tl.arange(0, BLOCK_R)
     m = tl.full([M], float("-inf"), tl.float32)
     l = tl.zeros([M], tl.float32)  # noqa: E741 - the usual name
@@ -125,9 +129,13 @@ def attend_latent(  # type: ignore[no-untyped-def]
         token = start + tl.arange(0, BLOCK_N)
         there = token < last
         slot = slots_of(places, token, there, GRANULE)
-        from_row = rows + slot[:, None] * row_stride
-        latent = tl.load(from_row + l_at[None, :], mask=inside_of(there, l_at, LATENT), other=0.0)
-        rotated = tl.load(from_row + LATENT + r_at[None, :], mask=inside_of(there, r_at, ROTATED), other=0.0)
+        latent = rows_of(
+            latents, marks, 0, slot, there, latent_stride,
+            BLOCK_L, 1, LATENT, CODES, GROUP, False, q_latent.dtype,
+        )  # fmt: skip
+        rotated = tl.load(
+            rotateds + slot[:, None] * rotated_stride + r_at[None, :], mask=inside_of(there, r_at, ROTATED), other=0.0
+        )
         scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
         scores = tl.dot(q_rotated, tl.trans(rotated), scores, input_precision="ieee")
         scores = capped(scores, SCALE, SOFT_CAP)
@@ -151,9 +159,10 @@ def attend_latent(  # type: ignore[no-untyped-def]
     do_not_specialize_on_alignment=["request", "q_start", "kv_len", "items", "lse"],
 )
 def over_latents(  # type: ignore[no-untyped-def]
-    q, rows, out, lse, table, request, q_start, kv_len, items, partial, room,
-    q_stride, q_head_stride, row_stride, table_stride, out_stride,
+    q, latents, marks, rotateds, q_stride, q_head_stride, latent_stride, rotated_stride,
+    out, lse, table, request, q_start, kv_len, items, partial, room, table_stride, out_stride,
     HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
+    CODES: tl.constexpr, GROUP: tl.constexpr,
     SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, GRANULE: tl.constexpr,
     TOKENS: tl.constexpr, HEADS_PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, LISTED: tl.constexpr,
@@ -201,21 +210,25 @@ def over_latents(  # type: ignore[no-untyped-def]
     q_latent = tl.load(from_q + l_at[None, :], mask=inside_of(real, l_at, LATENT), other=0.0)
     q_rotated = tl.load(from_q + LATENT + r_at[None, :], mask=inside_of(real, r_at, ROTATED), other=0.0)
     release(PDL)
+    if CODES == "":
+        # a row is a latent and then its rotated part
+        rotateds += LATENT
     if FIXED > 0:
         m = tl.full([BLOCK_M], float("-inf"), tl.float32)
         l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
         acc = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
         for start in tl.range(from_token, to_token, FIXED, num_stages=1):
             part_m, part_l, part = attend_latent(
-                q_latent, q_rotated, query, rows, places, start, tl.minimum(start + FIXED, to_token), row_stride,
-                SCALE, SOFT_CAP, True, GRANULE, LATENT, ROTATED, BLOCK_N, STAGES,
+                q_latent, q_rotated, query, latents, marks, rotateds, places, start,
+                tl.minimum(start + FIXED, to_token), latent_stride, rotated_stride,
+                SCALE, SOFT_CAP, True, GRANULE, LATENT, ROTATED, CODES, GROUP, BLOCK_N, STAGES,
             )  # fmt: skip
             part, part_lse = normalized(part_m, part_l, part)
             m, l, acc = fold(m, l, acc, part, part_lse)  # noqa: E741
     else:
         m, l, acc = attend_latent(  # noqa: E741
-            q_latent, q_rotated, query, rows, places, from_token, to_token, row_stride,
-            SCALE, SOFT_CAP, TOKENS > 1, GRANULE, LATENT, ROTATED, BLOCK_N, STAGES,
+            q_latent, q_rotated, query, latents, marks, rotateds, places, from_token, to_token, latent_stride,
+            rotated_stride, SCALE, SOFT_CAP, TOKENS > 1, GRANULE, LATENT, ROTATED, CODES, GROUP, BLOCK_N, STAGES,
         )  # fmt: skip
     y, y_lse = normalized(m, l, acc)
 

@@ -13,11 +13,11 @@ from llmcore.api import KernelSpec, ModeSpec, OpContext, Requires
 
 from llmcore_triton import tuned
 from llmcore_triton.specs import COST, CUBLAS_COST, GPU, other_than_deterministic
-from llmcore_triton.specs.layouts import LATENT, QUANTIZED_LATENT
+from llmcore_triton.specs.layouts import LATENT, QUANTIZED, QUANTIZED_LATENT, TOKEN, no_fp8
 from llmcore_triton.specs.rows import NAME, made_for
 
 _DIR = "llmcore_triton.attention"
-_TOKEN = replace(GPU, layouts=frozenset({"token"}))
+_TOKEN = replace(GPU, layouts=frozenset({TOKEN, *QUANTIZED}))
 _TYPED = replace(_TOKEN, dtypes=frozenset({"f32", "f16", "bf16"}))
 
 LARGEST_HEAD = 256
@@ -25,7 +25,7 @@ LARGEST_GROUP = 128
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """The kernels. All read KV of the layout `token`, of any granule."""
+    """The kernels. All read KV of heads in any granule, in the model's type or quantized."""
     yield KernelSpec(
         op="attn.gqa.decode",
         name="gqa_flashdecoding",
@@ -100,7 +100,9 @@ def beyond(context: OpContext, largest_group: int = LARGEST_GROUP) -> str | None
     if heads // kv_heads > largest_group:
         return f"is for groups of up to {largest_group} heads, not {heads // kv_heads}"
     largest = max(int(shape.get("key_size") or 1), int(shape.get("value_size") or 1))
-    return None if largest <= LARGEST_HEAD else f"is for heads of up to {LARGEST_HEAD} elements, not {largest}"
+    if largest > LARGEST_HEAD:
+        return f"is for heads of up to {LARGEST_HEAD} elements, not {largest}"
+    return no_fp8(context)
 
 
 def beyond_or_not_deterministic(context: OpContext) -> str | None:
@@ -119,7 +121,7 @@ def beyond_flash(context: OpContext, largest_group: int = LARGEST_GROUP) -> str 
 
 _MLA = "llmcore_triton.mla"
 _TENSORS = replace(GPU, dtypes=frozenset({"f32", "f16", "bf16"}))
-_LATENT = replace(_TENSORS, layouts=frozenset({"mla-latent"}))
+_LATENT = replace(_TENSORS, layouts=frozenset({LATENT, *QUANTIZED_LATENT}))
 
 LARGEST_LATENT = 512
 """The largest latent, in elements, whose accumulators fit into the registers of a program."""
@@ -134,7 +136,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
         op="latent_rope_kv_write",
         name=NAME,
         make=f"{_MLA}.latent_rope_kv_write:make",
-        when=replace(_TENSORS, layouts=frozenset({LATENT, *QUANTIZED_LATENT})),
+        when=_LATENT,
         refuses=made_for(("heads", "size", "latent", "rotated"), normed=False),
         cost=COST,
         batch_invariant=True,
@@ -216,7 +218,9 @@ def latent_beyond(context: OpContext) -> str | None:
     latent, key = int(shape.get("value_size") or 1), int(shape.get("key_size") or 2)
     if not latent < key <= 2 * latent:
         return f"is for rows of a latent and a smaller rotated part, not {latent} of {key} elements"
-    return None if latent <= LARGEST_LATENT else f"is for latents of up to {LARGEST_LATENT} elements, not {latent}"
+    if latent > LARGEST_LATENT:
+        return f"is for latents of up to {LARGEST_LATENT} elements, not {latent}"
+    return no_fp8(context)
 
 
 def latent_beyond_or_not_deterministic(context: OpContext) -> str | None:

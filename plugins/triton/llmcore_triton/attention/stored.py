@@ -1,0 +1,108 @@
+"""The part of attention that reads keys, values and latents from a pool, as the layout stores them.
+
+Numbers of the model's type are read as they are. Codes become the numbers that the layout's `gather` gives, see
+`quantized_kv`. Where one scale belongs to a token's whole head, it may be folded instead: the tile then has the codes,
+which half types hold exactly, and the scale multiplies the scores of keys or the weights of values. This saves a
+product for each element, and rounds less.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import DTYPES, spec_of
+
+from llmcore_triton.quantized_kv import counted, decoded, exactly, marks_of, of_layout
+from llmcore_triton.specs.layouts import QUANTIZED, Form
+
+_FOLDING = {"f32": (False, False), "f16": (True, False), "bf16": (True, True)}
+"""Model's type -> whether the scales of keys, and of values, may be folded. The weight of a value times its scale can
+be too small for f16. f32 products gain nothing."""
+
+
+def stored_as(context: OpContext) -> dict[str, Any]:
+    """Returns K_CODES, K_GROUP, V_CODES and V_GROUP for the context's layout of heads, and launch options."""
+    spec = spec_of(context)
+    key, value = QUANTIZED.get(str(context.layout), (None, None))
+    constants = of_layout(key, spec.key_size, "K_") | of_layout(value, spec.value_size, "V_")
+    return constants | exactly(context.dtype, key, value)
+
+
+def folded(context: OpContext) -> dict[str, bool]:
+    """Returns K_FOLD and V_FOLD: whether the scales of keys, and of values, are folded.
+
+    Under `deterministic` none are: the numbers of a token are those of `gather` wherever they are read.
+    """
+    forms = QUANTIZED.get(str(context.layout), (None, None))
+    allowed = (False, False) if context.deterministic else _FOLDING[context.dtype]
+    return {name: may and _foldable(form) for name, may, form in zip(("K_FOLD", "V_FOLD"), allowed, forms, strict=True)}
+
+
+def _foldable(form: Form | None) -> bool:
+    return form is not None and form.codes in ("i8", "e4m3") and form.group == 0
+
+
+def pools(kv: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor | None, ...]:
+    """Returns the pools of keys and of values, and their marks or fixed scales; None for numbers of the model's type."""
+    return kv if len(kv) == 4 else (*kv, None, None)
+
+
+def element_bytes(context: OpContext) -> int:
+    """Returns the bytes of an element of keys and values where a program keeps them before it uses them."""
+    return 1 if context.layout in QUANTIZED else DTYPES[context.dtype].itemsize
+
+
+@triton.jit
+def inside_of(there, at, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the mask of a [tokens, sizes] block."""
+    if at.shape[0] == SIZE:
+        inside = there[:, None]
+    else:
+        inside = there[:, None] & (at < SIZE)[None, :]
+    return inside
+
+
+@triton.jit
+def rows_of(  # type: ignore[no-untyped-def]
+    pool, marks, head, slot, there, stride,
+    BLOCK: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
+    FOLD: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Returns one head's numbers at slots [N] where `there`, [N, BLOCK >= SIZE], in DTYPE. The others are finite.
+
+    `stride`: elements of the pool from slot to slot. With FOLD the result are the codes, see `folded_scales`.
+    """
+    at = tl.arange(0, BLOCK)
+    inside = inside_of(there, at, SIZE)
+    if CODES == "":
+        rows = tl.load(pool + head * SIZE + slot[:, None] * stride + at[None, :], mask=inside, other=0.0)
+    else:
+        if CODES == "u4":
+            # elements d and d + SIZE / 2 share a byte, which a warp loads once for both
+            HALF: tl.constexpr = SIZE // 2
+            pairs = pool + head * HALF + slot[:, None] * stride + (at % HALF)[None, :]
+            codes = (tl.load(pairs, mask=inside, other=0.0) >> (at // HALF * 4).to(tl.uint8)[None, :]) & 15
+        else:
+            codes = tl.load(pool + head * SIZE + slot[:, None] * stride + at[None, :], mask=inside, other=0.0)
+        if FOLD:
+            rows = codes.to(tl.float32).to(DTYPE)
+        else:
+            scale, least = marks_of(marks, slot, head, there, 0, BLOCK, HEADS, SIZE, CODES, GROUP)
+            rows = decoded(codes, scale, least, CODES, DTYPE)
+    return rows
+
+
+@triton.jit
+def folded_scales(  # type: ignore[no-untyped-def]
+    marks, head, slot, there, HEADS: tl.constexpr, GROUP: tl.constexpr
+):
+    """Returns the scales f32 of a head's codes at slots [N], [N] with zeros where not `there`; [1] if they are fixed."""
+    if GROUP == 0:
+        scales = tl.load(marks + head + tl.arange(0, 1))
+    else:
+        scales = tl.load(marks + slot * HEADS + head, mask=there, other=0.0).to(tl.float32)
+    return scales

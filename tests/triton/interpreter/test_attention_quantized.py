@@ -1,0 +1,135 @@
+"""Attention over layouts that quantize, against the reference, which reads the same pool by the layout's `gather`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from llmcore.api.models import AttnSpec
+from llmcore.api.specs import DeviceInfo, OpContext
+from llmcore.ops import attention, attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill
+from llmcore_deepseek.ops import attn_mla
+from llmcore_devtools import registry_of
+from llmcore_devtools.kernels.attention_stored import over_its_layout
+from llmcore_devtools.kernels.compare import check
+from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding, prefill
+from llmcore_triton.attention import stored as reading
+from llmcore_triton.attention.grouped import Grouped
+from llmcore_triton.attention.listed import Config
+from llmcore_triton.mla import decode as mla_decode
+from llmcore_triton.mla import unified as mla_unified
+from llmcore_triton.specs.layouts import QUANTIZED
+
+DEVICE = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=6)
+SPLITTING = vars(Config(block_n=16, stages=3, least=16, per_processor=1))
+TILES = {"block_m": 32, "block_n": 16, "warps": 4, "stages": 1, "pack": True, "tma": True, "small": False}
+OPS = {"attn.gqa.decode": attn_gqa_decode, "attn.gqa.mixed": attn_gqa_mixed, "attn.gqa.prefill": attn_gqa_prefill}
+
+DECODE = attention.rows([1, 1, 1, 0], [70, 16, 1, 0])
+"""A row of several chunks, one of a whole block, one of a token, none."""
+CHUNKS = attention.rows([1, 6, 20, 0], [50, 40, 20, 0])
+"""A decode row, a chunk behind a prefix that ends inside a block, a whole prompt, none."""
+
+
+def context(op: str, layout: str, dtype: str = "f16", granule: int = 1, **spec: Any) -> OpContext:
+    sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16, "scale": 0.25, **spec}
+    fixed = OpContext(op=op, device=DEVICE, dtype=dtype, layout=layout, granule=granule, bucket=2)
+    return replace(fixed, shape=attention.shape_of(AttnSpec(**sizes)))
+
+
+def held_to_gather(where: OpContext, kernel: Any, rows: attention.Sample) -> None:
+    """Compare a kernel with the reference over rows of these lengths. Fixed scales differ by head and side."""
+
+    def samples(_: OpContext) -> Iterator[attention.Sample]:
+        yield rows
+
+    module = OPS.get(where.op, attn_mla)
+    op = SimpleNamespace(LAYOUTS=module.LAYOUTS, TOLERANCE=module.TOLERANCE, samples=samples)
+    op.JOINED = getattr(module, "JOINED", False)
+    stored, where = over_its_layout(registry_of(), op, where)
+    if getattr(stored.layout, "fixed", None):
+        scales = torch.linspace(0.003, 0.02, 2 * stored.layout.group.kv_heads)
+        stored.layout.fixed[0] = (scales[::2].clone(), scales[1::2].clone())
+    assert check(stored, kernel, where) == 1
+
+
+DECODED: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "int8 in groups of 8 heads": ("token-int8", {"heads": 8, "kv_heads": 1, "window": 21}),
+    "int8, exact": ("token-int8", {"dtype": "f32", "heads": 2, "granule": 16}),
+    "groups of int8": ("token-int8-g8", {}),
+    "int8 from a least value": ("token-int8-min", {"dtype": "f32"}),
+    "int8 from a least value, odd sizes": ("token-int8-min", {"key_size": 24, "value_size": 40, "granule": 16}),
+    "4 bits": ("token-int4", {"key_size": 64, "value_size": 64}),
+    "4 bits, values shorter than keys": ("token-int4", {"dtype": "f32", "key_size": 64, "value_size": 32}),
+    "4 bits, odd sizes": ("token-int4-g8", {"key_size": 40, "value_size": 24, "granule": 16}),
+    "keys of 8 bits, values of 4": ("token-int8-int4", {"key_size": 32, "value_size": 64}),
+    "fp8, exact": ("token-fp8", {"dtype": "f32", "soft_cap": 2.0}),
+    "fp8, a scale per token": ("token-fp8-dynamic", {"granule": 16, "heads": 2}),
+}
+
+
+@pytest.mark.parametrize("case", DECODED)
+def test_decode(case: str) -> None:
+    layout, given = DECODED[case]
+    where = context("attn.gqa.decode", layout, **given)
+    held_to_gather(where, gqa_flashdecoding.make_with(where, SPLITTING), DECODE)
+
+
+@pytest.mark.parametrize("layout", ["token-int8", "token-int8-int4", "token-fp8", "token-fp8-dynamic"])
+def test_scales_of_values_folded_as_in_bf16(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter does not multiply bf16, and scales here are large enough for f16."""
+    monkeypatch.setitem(reading._FOLDING, "f16", reading._FOLDING["bf16"])
+    where = context("attn.gqa.decode", layout, key_size=32, value_size=32)
+    assert True in reading.folded(where).values()
+    held_to_gather(where, gqa_flashdecoding.make_with(where, SPLITTING), DECODE)
+
+
+@pytest.mark.parametrize(("module", "dtype"), [(flashdecoding, "bf16"), (gqa_attention, "f16")])
+@pytest.mark.parametrize("layout", ["token-int8", "token-int4-g16", "token-fp8"])
+def test_other_kernels_of_decode(layout: str, module: Any, dtype: str) -> None:
+    where = context("attn.gqa.decode", layout, dtype, key_size=32, value_size=32)
+    held_to_gather(where, module.make_with(where, SPLITTING), DECODE)
+
+
+@pytest.mark.parametrize(
+    ("layout", "deterministic"),
+    [("token-int8", False), ("token-int8", True), ("token-int4-g16", True), ("token-fp8", False)],
+)
+def test_mixed(layout: str, deterministic: bool) -> None:
+    where = context("attn.gqa.mixed", layout, "f16", 16, key_size=32, value_size=32)
+    where = replace(where, deterministic=deterministic)
+    fixed = 32 if deterministic else None
+    held_to_gather(where, Grouped(where, Config(**SPLITTING), decode=False, fixed=fixed), CHUNKS)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("token-int8", "f16"), ("token-int4-g16", "f32"), ("token-int8-min", "f16"), ("token-fp8", "f16")]
+)
+def test_prefill_behind_a_prefix(layout: str, dtype: str) -> None:
+    where = context("attn.gqa.prefill", layout, dtype, 16, key_size=32, value_size=32)
+    held_to_gather(where, prefill.make_with(where, TILES), CHUNKS)
+
+
+@pytest.mark.parametrize("op", ["attn.mla.decode", "attn.mla.mixed"])
+@pytest.mark.parametrize(("dtype", "latent"), [("f32", 32), ("f16", 256)])
+def test_latents(op: str, dtype: str, latent: int) -> None:
+    sizes = {"heads": 6, "kv_heads": 1, "key_size": latent + 16, "value_size": latent, "scale": 0.1}
+    where = context(op, "mla-latent-fp8", dtype, 16, **sizes)
+    module = mla_decode if op == "attn.mla.decode" else mla_unified
+    rows = DECODE if op == "attn.mla.decode" else CHUNKS
+    held_to_gather(where, module.make_with(where, {**SPLITTING, "block_m": 16}), rows)
+
+
+def test_scales_are_folded_where_that_is_exact_enough() -> None:
+    def both(layout: str, dtype: str, deterministic: bool = False) -> tuple[bool, ...]:
+        where = replace(context("attn.gqa.decode", layout, dtype), deterministic=deterministic)
+        return tuple(reading.folded(where).values())
+
+    assert both("token-int8", "bf16") == both("token-fp8", "bf16") == (True, True)
+    assert both("token-int8", "f16") == both("token-int8-int4", "bf16") == (True, False)
+    for layout in ("token", *QUANTIZED):
+        assert both(layout, "f32") == both(layout, "bf16", deterministic=True) == (False, False)

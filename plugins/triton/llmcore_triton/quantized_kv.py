@@ -7,9 +7,8 @@ Kernels take these constants of the keys, of the values, or of the latent, which
 (`of_layout`). CODES: a `Form`'s codes, or "" for numbers in the model's type. GROUP: elements of a head that share a
 mark, or 0 for fixed scales.
 
-Kernels handle a head of WIDTH elements in two halves: [heads, BLOCK] with the elements from 0, and the same with those
-from `middle(WIDTH)`. Two 4-bit codes share a byte: those of elements d and d + WIDTH / 2, the lower bits first. So the
-halves of a head are what the two halves of its bytes' bits hold.
+Two 4-bit codes share a byte: those of elements d and d + WIDTH / 2 of a head, the lower bits first. So heads are
+encoded in two halves: [heads, BLOCK] with the elements from 0, and the same with those from `middle(WIDTH)`.
 
 A number is code * scale (+ least value), in f32, rounded once to the model's type, as the layouts' `gather` computes
 it. The product is exact if marks are f16. If they are f32, which only f32 models have, a product and a sum in one
@@ -52,38 +51,12 @@ def counted(codes: str) -> bool:
     return codes in ("u8", "u4")
 
 
-@triton.constexpr_function
-def middle(width: int) -> int:
-    """The first element of a head's second half."""
-    return (width + 1) // 2
-
-
-@triton.constexpr_function
-def half_block(width: int) -> int:
-    """The least power of two that holds a head's half."""
-    return 1 << max((width - 1) // 2, 0).bit_length()
-
-
-@triton.constexpr_function
-def _shared(first: int, group: int) -> int:
-    """Elements that share a mark and a place among the blocks of this size from element `first` on.
-
-    It is the group, or half of it if a group lies across the border between the halves.
-    """
-    return group if first % group == 0 else group // 2
-
-
-@triton.constexpr_function
-def _largest(codes: str) -> float:
-    return {"i8": 127.0, "u8": 255.0, "u4": 15.0, "e4m3": 448.0}[codes]
-
-
 # --- decoding ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def decoded(codes, scale, least, CODES: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the numbers, in DTYPE, that codes stand for. 4-bit codes are one per element here, see `unpacked`.
+    """Returns the numbers, in DTYPE, that codes stand for. Of 4-bit codes there is one per element here.
 
     `scale` and `least` are what `marks_of` returns, or their likes for another block of tokens.
     """
@@ -94,21 +67,15 @@ def decoded(codes, scale, least, CODES: tl.constexpr, DTYPE: tl.constexpr):  # t
 
 
 @triton.jit
-def unpacked(pairs):  # type: ignore[no-untyped-def]
-    """Returns the codes of the first and of the second half of a head from its bytes, which hold two 4-bit codes."""
-    return pairs & 15, pairs >> 4
-
-
-@triton.jit
 def marks_of(  # type: ignore[no-untyped-def]
     marks, slot, head, there,
-    FIRST: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr,
+    BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Returns (scale, least value) in f32 of BLOCK elements from FIRST on, of one head at slots [N] where `there`.
+    """Returns (scale, least value) in f32 of the BLOCK >= WIDTH elements of a head at slots [N] where `there`.
 
-    FIRST is 0 or `middle(WIDTH)`. The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if
-    scales are fixed. The least values of signed codes are zeros.
+    The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if scales are fixed. The least
+    values of signed codes are zeros.
     """
     if GROUP == 0:
         scale = tl.load(marks + head)
@@ -122,8 +89,7 @@ def marks_of(  # type: ignore[no-untyped-def]
             if counted(CODES):
                 least = tl.load(row + 1, mask=there[:, None], other=0.0).to(tl.float32)
         else:
-            SHARED: tl.constexpr = _shared(FIRST, GROUP)
-            group = ((FIRST // SHARED + tl.arange(0, BLOCK // SHARED)) // (GROUP // SHARED))[None, :]
+            group = tl.arange(0, BLOCK // GROUP)[None, :]
             keep = there[:, None] & (group < WIDTH // GROUP)
             scale = spread(tl.load(row + group * PARTS, mask=keep, other=0.0).to(tl.float32), BLOCK)
             least = tl.zeros_like(scale)
@@ -141,6 +107,29 @@ def spread(parts, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 # --- encoding ----------------------------------------------------------------------------------------------------
+
+
+@triton.constexpr_function
+def middle(width: int) -> int:
+    """The first element of a head's second half."""
+    return (width + 1) // 2
+
+
+@triton.constexpr_function
+def half_block(width: int) -> int:
+    """The least power of two that holds a head's half."""
+    return 1 << max((width - 1) // 2, 0).bit_length()
+
+
+@triton.constexpr_function
+def _shared(width: int, group: int) -> int:
+    """Neighbours that share a mark in each half: a group, or half of one if a group lies across the border."""
+    return group if width // 2 % group == 0 else group // 2
+
+
+@triton.constexpr_function
+def _largest(codes: str) -> float:
+    return {"i8": 127.0, "u8": 255.0, "u4": 15.0, "e4m3": 448.0}[codes]
 
 
 @triton.jit
@@ -172,7 +161,7 @@ def store_heads(  # type: ignore[no-untyped-def]
         x_least, y_least = scale, scale
         x_each, y_each = tl.div_rn(1.0, scale), tl.div_rn(1.0, scale)
     else:
-        SHARED: tl.constexpr = BLOCK if GROUP == WIDTH else _shared(MIDDLE, GROUP)
+        SHARED: tl.constexpr = BLOCK if GROUP == WIDTH else _shared(WIDTH, GROUP)
         PARTS: tl.constexpr = 2 if counted(CODES) else 1
         TYPE: tl.constexpr = marks.dtype.element_ty
         if counted(CODES):

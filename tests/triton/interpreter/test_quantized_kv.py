@@ -14,14 +14,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from llmcore.api.models import KVGroupSpec
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import DTYPES, qk_norm_rope_kv_write, rms_norm, rope, rope_kv_write
 from llmcore_deepseek.ops import latent_rope_kv_write
 from llmcore_quantization.kv.layouts import LatentCodes, TokenCodes
-from llmcore_triton import quantized_kv
 from llmcore_triton.mla import latent_rope_kv_write as latent_writing
 from llmcore_triton.specs.layouts import QUANTIZED
 
@@ -220,52 +217,3 @@ def test_latent_rows(latent: int, rotated: int, dtype: str) -> None:
         assert same(got_q.contiguous(), queries.contiguous())
         held(ours, expected)
         assert same(got_row.contiguous(), store.gather(ours, slots)[0][:, 0])
-
-
-# --- decoding ----------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _read(  # type: ignore[no-untyped-def]
-    codes, marks, out, slots, head,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    BLOCK: tl.constexpr = quantized_kv.half_block(WIDTH)
-    MIDDLE: tl.constexpr = quantized_kv.middle(WIDTH)
-    at = tl.arange(0, BLOCK)[None, :]
-    token = tl.arange(0, N)
-    slot = tl.load(slots + token)
-    there = slot >= 0
-    low_scale, low_least = quantized_kv.marks_of(marks, slot, head, there, 0, BLOCK, HEADS, WIDTH, CODES, GROUP)
-    scale, least = quantized_kv.marks_of(marks, slot, head, there, MIDDLE, BLOCK, HEADS, WIDTH, CODES, GROUP)
-    row = (slot * HEADS + head)[:, None]
-    in_low, in_high = there[:, None] & (at < MIDDLE), there[:, None] & (at < WIDTH - MIDDLE)
-    if CODES == "u4":
-        low, high = quantized_kv.unpacked(tl.load(codes + row * MIDDLE + at, mask=in_low, other=0))
-    else:
-        low = tl.load(codes + row * WIDTH + at, mask=in_low, other=0.0)
-        high = tl.load(codes + row * WIDTH + MIDDLE + at, mask=in_high, other=0.0)
-    into = out + token[:, None] * WIDTH + at
-    TYPE: tl.constexpr = out.dtype.element_ty
-    tl.store(into, quantized_kv.decoded(low, low_scale, low_least, CODES, TYPE), mask=in_low)
-    tl.store(into + MIDDLE, quantized_kv.decoded(high, scale, least, CODES, TYPE), mask=in_high)
-
-
-@pytest.mark.parametrize(("sizes", "dtype"), [(WHOLE, "f32"), (ACROSS, "f16")], ids=["whole", "across"])
-@pytest.mark.parametrize("layout", QUANTIZED)
-def test_codes_are_read_as_the_layout_reads_them(layout: str, sizes: Sizes, dtype: str) -> None:
-    sizes = FITTING.get(layout, sizes)
-    where = context("rope_kv_write", layout, dtype, sizes)
-    store = layout_of(where, sizes)
-    pool, slots = pool_of(store, 9), torch.tensor([7, 2, 0, -1])
-    k, v = (torch.randn(9, sizes.kv_heads, width).to(DTYPES[dtype]) for width in (sizes.size, sizes.value_size))
-    store.write(pool, torch.arange(9), k, v)
-    for side, (form, expected) in enumerate(zip(QUANTIZED[layout], store.gather(pool, slots[:3]), strict=True)):
-        width = expected.shape[2]
-        for head in range(sizes.kv_heads):
-            out = torch.zeros(4, width, dtype=DTYPES[dtype])
-            constants = quantized_kv.of_layout(form, width)
-            _read[(1,)](
-                pool[side], pool[side + 2], out, slots, head, HEADS=sizes.kv_heads, WIDTH=width, N=4, **constants
-            )
-            assert same(out[:3], expected[:, head].contiguous()) and not out[3].any()

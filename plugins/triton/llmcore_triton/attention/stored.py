@@ -91,7 +91,7 @@ def rows_of(  # type: ignore[no-untyped-def]
         if FOLD:
             rows = codes.to(tl.float32).to(DTYPE)
         else:
-            scale, least = marks_of(marks, slot, head, there, 0, BLOCK, HEADS, SIZE, CODES, GROUP)
+            scale, least = marks_of(marks, slot, head, there, BLOCK, HEADS, SIZE, CODES, GROUP)
             rows = decoded(codes, scale, least, CODES, DTYPE)
     return rows
 

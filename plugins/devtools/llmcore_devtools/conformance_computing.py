@@ -27,9 +27,10 @@ from llmcore.weights.source import open_checkpoint
 from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, check_each, check_readers, loaded
 from llmcore_devtools.conformance_contributions import check_checkpoint
 from llmcore_devtools.conformance_observing import CONFIG
-from llmcore_devtools.kernels.attention_stored import DoesNotFit, over_its_layout
+from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.check import contexts
 from llmcore_devtools.kernels.compare import check
+from llmcore_devtools.kernels.write_stored import DoesNotFit
 
 CPU = DeviceInfo("cpu")
 DTYPES: tuple[DType, ...] = get_args(DType)

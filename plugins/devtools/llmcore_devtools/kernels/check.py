@@ -26,8 +26,9 @@ from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
 
 from llmcore_devtools.kernels.attention_cases import cases_of
-from llmcore_devtools.kernels.attention_stored import DoesNotFit, over_its_layout
+from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import check_invariance, compare
+from llmcore_devtools.kernels.write_stored import DoesNotFit
 
 Shapes = Callable[[str], Sequence[Shape]]
 """Op -> further shapes to check, besides the op's own."""

@@ -123,7 +123,7 @@ def rows_of(  # type: ignore[no-untyped-def]
             codes = (tl.load(pairs, mask=inside, other=0.0) >> (at // MIDDLE * 4).to(tl.uint8)[None, :]) & 15
         else:
             codes = tl.load(pool + head * SIZE + slot[:, None] * stride + at[None, :], mask=inside, other=0.0)
-        scale, least = marks_of(marks, slot, head, there, 0, BLOCK, HEADS, SIZE, CODES, GROUP)
+        scale, least = marks_of(marks, slot, head, there, BLOCK, HEADS, SIZE, CODES, GROUP)
         rows = decoded(codes, scale, least, CODES, DTYPE)
     return rows
 

@@ -41,11 +41,12 @@ RUN = 16
 COLD = 192 << 20
 """Bytes of KV that the calls read before they read the same again."""
 
+FIELDS = ("block_n", "warps", "stages", "per_processor", "registers")
 CONFIGS = (
-    *((64, 4, 3, 4), (128, 4, 3, 3), (64, 4, 5, 4), (128, 8, 3, 3), (128, 4, 5, 3), (32, 4, 5, 4)),
-    *((64, 2, 3, 6), (64, 8, 3, 3), (128, 4, 3, 2), (64, 4, 7, 3), (256, 8, 3, 2)),
+    *((64, 4, 3, 4, 0), (128, 4, 3, 3, 168), (64, 4, 3, 4, 128), (128, 4, 3, 3, 0), (64, 4, 5, 4, 128)),
+    *((128, 4, 3, 3, 128), (128, 8, 3, 3, 0), (128, 4, 5, 3, 168), (64, 4, 5, 4, 0), (32, 4, 5, 4, 128)),
 )
-"""`block_n`, `warps`, `stages` and `per_processor`. Likely ones come first."""
+"""FIELDS of launch configurations. Likely ones come first."""
 
 
 @dataclass
@@ -115,15 +116,12 @@ def measured(
             error = float("inf")
         found.append(Case(layout, in_runs(given), error, {}))
     configs = [{**asdict(gqa_flashdecoding.make(context).config)}]
-    configs += [
-        asdict(Launch(block_n=block_n, warps=warps, stages=stages, per_processor=per))
-        for block_n, warps, stages, per in CONFIGS
-    ]
+    configs += [{**asdict(Launch()), **dict(zip(FIELDS, values, strict=True))} for values in CONFIGS]
     for config in configs:
         for one in found:
             if time.monotonic() > end and one.us:
                 break
-            name = tuple(config[field] for field in ("block_n", "warps", "stages", "per_processor"))
+            name = tuple(config[field] for field in FIELDS)
             context = context_of(device, layout, len(one.given.q))
             copies = [one.given.kv]
             copies += [tuple(pool.clone() for pool in one.given.kv) for _ in range(COLD // one.moved)]
@@ -148,7 +146,7 @@ def shown(cases: Sequence[Case]) -> None:
             f"{one.layout:18}{batch:6}{one.error:8.3f}{own:9.1f}{us:9.1f}{one.moved / us / 1e3:7.0f}{share:9.2f}"
             f"{LAYERS * us / 1e3:9.2f}  {best}"
         )
-    print("CHECK: the largest error as a share of the allowed one. OWN: the kernel's own configuration.")
+    print(f"CHECK: largest error as a share of the allowed one. OWN: the kernel's own configuration. {FIELDS}")
     for one in cases:
         every = ", ".join(f"{name}: {us:.1f}" for name, us in sorted(one.us.items(), key=lambda pair: pair[1]))
         print(f"{one.layout}, {len(one.given.q)}: {every}")

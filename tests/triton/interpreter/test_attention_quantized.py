@@ -84,6 +84,14 @@ def test_decode(case: str) -> None:
     held_to_gather(where, gqa_flashdecoding.make_with(where, SPLITTING), DECODE)
 
 
+def test_the_configuration_that_is_taken_unmeasured() -> None:
+    where = context("attn.gqa.decode", "token-int8", "bf16")
+    kernel = gqa_flashdecoding.make(where)
+    assert (kernel.config.block_n, kernel.config.registers) == (128, 168)
+    held_to_gather(where, kernel, DECODE)
+    assert gqa_flashdecoding.make(replace(where, bucket=0)).config.block_n == 64
+
+
 @pytest.mark.parametrize("size", [1e-6, 3e4])
 def test_f16_products_hold_what_bf16_holds(size: float) -> None:
     """Queries and values of a bf16 model that f16 could not hold."""

@@ -31,10 +31,6 @@ class PerHead(Listed):
             **stored_as(context),
             "HEADS": spec.heads,
             "GROUP": spec.heads // spec.kv_heads,
-            "BLOCK_N": config.block_n,
-            "STAGES": config.stages,
-            "num_warps": config.warps,
-            "num_stages": config.stages,
             **self.options,
         }
         self._kernel = Bound(per_head, **compiled)

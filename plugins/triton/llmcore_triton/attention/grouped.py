@@ -36,11 +36,7 @@ class Grouped(Listed):
             "TOKENS": tokens or 1,
             "HEADS_PADDED": padded,
             "BLOCK_M": rows,
-            "BLOCK_N": config.block_n,
-            "STAGES": config.stages,
             "FIXED": fixed or 0,
-            "num_warps": config.warps,
-            "num_stages": config.stages,
             **self.options,
         }
         self._kernel = Bound(grouped, **compiled)

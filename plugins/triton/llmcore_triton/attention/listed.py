@@ -95,6 +95,8 @@ class Config:
     """The least tokens of a chunk that are worth a program."""
     block_m: int = 16
     """Rows of a tile."""
+    registers: int = 0
+    """Most registers of a thread, so that more programs fit on a multiprocessor. 0: the compiler decides."""
 
 
 def fitting(context: OpContext, config: Config) -> Config:
@@ -115,9 +117,10 @@ def usual(context: OpContext, **changed: Any) -> Config:
 
 def decoding(context: OpContext) -> Config:
     """Returns the Config of a kernel for one query token per row that has not been measured."""
-    # converting codes takes time, so steps are longer: what they do beside that is shared by more tokens
+    # Converting codes takes time, so steps are longer: what they do beside that is shared by more tokens. With 168
+    # registers a Hopper's multiprocessor holds three programs.
     longer = context.layout in QUANTIZED and context.bucket > 1
-    return usual(context, block_n=128, stages=3) if longer else usual(context)
+    return usual(context, block_n=128, stages=3, registers=168) if longer else usual(context)
 
 
 def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:
@@ -144,7 +147,7 @@ class Listed:
 
     `tokens`: query tokens of a tile, None if every row has one. `programs`: programs per item; adjacent ones read the
     same KV. `fixed`: tokens of a chunk if results must not depend on how the work is cut, else None. A subclass makes
-    `_kernel`, whose grid is (programs, items).
+    `_kernel`, whose grid is (programs, items), with `options` of `config`.
     """
 
     _kernel: launch.Bound
@@ -165,7 +168,15 @@ class Listed:
             fixed=fixed,
         )
         self._pdl = launch.overlaps(context)
-        self.options: dict[str, Any] = {"PDL": self._pdl, "launch_pdl": self._pdl}
+        options: dict[str, Any] = {"PDL": self._pdl, "launch_pdl": self._pdl}
+        self.options = {
+            "BLOCK_N": config.block_n,
+            "STAGES": config.stages,
+            "num_warps": config.warps,
+            "num_stages": config.stages,
+            **({"maxnreg": config.registers} if config.registers else {}),
+            **options,
+        }
         self._scratch: Scratch | None = None
         width = max(next_power_of_2(spec.value_size), 16)
         merging = {
@@ -173,7 +184,7 @@ class Listed:
             "V_SIZE": spec.value_size,
             "WINDOW": spec.window or 0,
             "ALIGN": fixed or config.block_n,
-            **self.options,
+            **options,
         }
         if tokens is None:
             block = min(width, _MERGED)

@@ -55,11 +55,7 @@ class Latents(Listed):
             BLOCK_M=config.block_m,
             BLOCK_L=_padded(spec.value_size),
             BLOCK_R=_padded(spec.key_size - spec.value_size),
-            BLOCK_N=config.block_n,
-            STAGES=config.stages,
             FIXED=fixed or 0,
-            num_warps=config.warps,
-            num_stages=config.stages,
             **self.options,
         )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from operator import and_, rshift, xor
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from llmcore.api.models import AttnSpec
@@ -19,6 +21,7 @@ from llmcore_devtools.kernels.attention_cases import Uploads, cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout, stored
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding, prefill
+from llmcore_triton.attention import stored as reading
 from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import Config
 from llmcore_triton.attention.stored import half
@@ -151,6 +154,46 @@ def test_latents(op: str, dtype: str, latent: int) -> None:
     module = mla_decode if op == "attn.mla.decode" else mla_unified
     rows = DECODE if op == "attn.mla.decode" else CHUNKS
     held_to_gather(where, module.make_with(where, {**SPLITTING, "block_m": 16}), rows)
+
+
+def ran(ptx: str, word: int, outputs: int) -> list[float]:
+    """The f16 numbers in the registers $0, $1 ... after the instructions of `ptx`, with `word` in the next one."""
+    registers = {f"${outputs}": word}
+
+    def value(name: str) -> int:
+        return registers[name] if name in registers else int(name, 0)
+
+    def halves(number: int) -> np.ndarray[Any, np.dtype[np.float16]]:
+        return np.array([number], np.uint32).view(np.float16)
+
+    def picked(a: int, b: int, selector: int) -> int:
+        every = np.array([a, b], np.uint32).view(np.uint8)
+        return int(every[[selector >> shift & 15 for shift in (0, 4, 8, 12)]].view(np.uint32)[0])
+
+    does: dict[str, Callable[..., int]] = {
+        "mov.b32": int,
+        "xor.b32": xor,
+        "and.b32": and_,
+        "shr.b32": rshift,
+        "prmt.b32": picked,
+        "sub.f16x2": lambda a, b: int((halves(a) - halves(b)).view(np.uint32)[0]),
+    }
+    for line in ptx.strip("{} \n").split(";")[:-1]:
+        name, _, rest = line.strip().partition(" ")
+        if name != ".reg":
+            target, *sources = (part.strip() for part in rest.split(","))
+            registers[target] = does[name](*map(value, sources))
+    return np.concatenate([halves(registers[f"${index}"]) for index in range(outputs)]).tolist()
+
+
+@pytest.mark.parametrize("first", range(0, 256, 4))
+def test_instructions_that_make_f16_of_codes(first: int) -> None:
+    """A GPU runs them; the interpreter does not."""
+    codes = np.arange(first, first + 4, dtype=np.uint8)
+    word = int(codes.view(np.uint32)[0])
+    assert ran(reading._FROM_I8.value, word, 2) == codes.view(np.int8).tolist()
+    assert ran(reading._FROM_U8.value, word, 2) == codes.tolist()
+    assert ran(reading._FROM_U4.value, word, 4) == [*(codes & 15).tolist(), *(codes >> 4).tolist()]
 
 
 def test_where_products_are_of_f16() -> None:

@@ -30,7 +30,7 @@ from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import moved, planned, tensors
-from llmcore_devtools.kernels.write_stored import Stores
+from llmcore_devtools.kernels.write_stored import DoesNotFit, Stores
 
 Call = Callable[[], Any]
 
@@ -197,7 +197,10 @@ class Bench:
         for shape in shapes:
             for bucket, tokens in enumerate(_tokens(self.effort, module, shape, self.base.dtype)):
                 asked = replace(self.base, op=op, shape=dict(shape), bucket=bucket, layout=layout)
-                samples, context = over_its_layout(self.registry, module, asked)
+                try:
+                    samples, context = over_its_layout(self.registry, module, asked)
+                except DoesNotFit:
+                    continue
                 with torch.inference_mode(), drawing(0, where, tokens):
                     for sample in _samples(samples, context, tokens):
                         rotated = _rotated(moved(sample, where), self.effort)

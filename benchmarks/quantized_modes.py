@@ -1,4 +1,4 @@
-"""What the modes that quantize weights at load cost: KL against the same model in f32, memory, and time at the start.
+"""What modes that quantize weights at load, or KV, cost: KL against the same model in f32, memory, time at the start.
 
     python benchmarks/quantized_modes.py [--model MODEL] [--passages FILE] [--only "triton_w4a16 g64" ...]
     python benchmarks/quantized_modes.py --start bf16 [--model MODEL] [--only ...]
@@ -44,6 +44,12 @@ LIMITS = {
     "ppl_w8a8": 0.033,
     "ppl_w8a8_mixdown": 0.024,
     "fp8w8a8": 0.028,
+    "triton_int8kv": 0.0006,
+    "offline_calibration_fp8kv": 0.0058,
+    "fp8kv_dynamic": 0.0035,
+    "quant_policy_4": 0.047,
+    "int4kv_g16": 0.026,
+    "int4kv_g64": 0.107,
 }
 """Modes -> KL of the demo model, as transformers had it with another implementation of the same rounding, in a study
 before these modes were written."""
@@ -94,7 +100,7 @@ def accuracy(model: Path, passages: Path, lists: list[str]) -> bool:
         near = limit is None or abs(kl - limit) <= NEAR * limit
         good &= near
         wanted = "" if limit is None else f"  {'as' if near else 'NOT'} {limit:g}"
-        print(f"{modes:24}  KL {kl:.4f}{wanted}  loss {grown:+.4f}  {quantized.weight_bytes:,} bytes", flush=True)
+        print(f"{modes:24}  KL {kl:.5f}{wanted}  loss {grown:+.4f}  {quantized.weight_bytes:,} bytes", flush=True)
     return good
 
 

@@ -58,7 +58,7 @@ def test_all_that_is_absent_is_in_a_document() -> None:
     "values",
     [
         {"tp": 1, "dp": "1", "nnodes": 1, "node_rank": 0, "run_mode": "normal"},
-        {"backend": "pytorch", "model-format": "hf", "max-prefill-iters": 1},
+        {"backend": "pytorch", "max-prefill-iters": 1},
         {"dtype": "auto", "num-tokens-per-iter": 0},
     ],
 )
@@ -74,7 +74,6 @@ def test_what_asks_for_what_happens_anyway_is_taken(values: dict[str, Any], capl
         ({"tp": 2}, "--tp 2 is not available in this version: a model runs on one device"),
         ({"run-mode": "prefill"}, "--run_mode prefill is not available|--run-mode prefill is not available"),
         ({"adapters": ["a=b"]}, "LoRA"),
-        ({"model_format": "awq"}, "--model_format awq"),
         ({"max_prefill_iters": 2}, "chunked_prefill_size"),
         ({"cache_chunk_size": -1}, "never an option"),
         ({"download_dir": "/tmp"}, "nothing is downloaded"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -28,8 +28,8 @@ class Case:
     config: Mapping[str, Any]
     pack: Callable[[torch.Tensor], Tensors]
     meaning: Callable[[Tensors], torch.Tensor]
-    exact: bool = True
-    """False if its linears also quantize their inputs."""
+    inputs: Literal["plain", "row", "static", "group"] = "plain"
+    """How its linears round their inputs."""
 
 
 def grid(weight: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,15 +117,22 @@ def awq(group: int = 32) -> Case:
 # --- GPTQ --------------------------------------------------------------------------------------------------------
 
 
-def shuffled(inputs: int, group: int) -> torch.Tensor:
-    """The group of each input after act-order, the same for all modules with as many inputs."""
-    return (torch.arange(inputs) // group)[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+Order = Literal["no", "shared", "own"]
+"""Of inputs after act-order: the same for all modules with as many inputs, or another for each module."""
 
 
-def pack_gptq(bits: int, group: int, sym: bool, act: bool, less: int, weight: torch.Tensor) -> Tensors:
+def groups_of(weight: torch.Tensor, columns: int, act: Order) -> torch.Tensor:
+    """The group of each input."""
     inputs = weight.shape[1]
-    columns = group or inputs
-    g_idx = shuffled(inputs, columns) if act else torch.arange(inputs) // columns
+    seed = {"no": 0, "shared": inputs, "own": int(weight.abs().sum() * 1000)}[act]
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(seed))
+    found = torch.arange(inputs) // columns
+    return found if act == "no" else found[order]
+
+
+def pack_gptq(bits: int, group: int, sym: bool, act: Order, less: int, weight: torch.Tensor) -> Tensors:
+    columns = group or weight.shape[1]
+    g_idx = groups_of(weight, columns, act)
     codes, scale, zero = rounded(weight, bits, columns, sym, g_idx)
     return {
         "qweight": words(codes.t(), bits, 0),
@@ -143,8 +150,8 @@ def read_gptq(bits: int, less: int, t: Tensors) -> torch.Tensor:
     return ((codes - zeros[groups]).float() * t["scales"].float()[groups]).t()
 
 
-def gptq(bits: int = 4, group: int = 32, *, sym: bool = True, act: bool = False, version: str | None = None) -> Case:
-    config = {"quant_method": "gptq", "bits": bits, "group_size": group or -1, "sym": sym, "desc_act": act}
+def gptq(bits: int = 4, group: int = 32, *, sym: bool = True, act: Order = "no", version: str | None = None) -> Case:
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group or -1, "sym": sym, "desc_act": act != "no"}
     if version is not None:
         config["checkpoint_format"] = version
     less = 0 if version == "gptq_v2" else 1
@@ -165,10 +172,9 @@ def ct(format: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None
     }
 
 
-def pack_ct_words(bits: int, group: int, sym: bool, act: bool, weight: torch.Tensor) -> Tensors:
-    inputs = weight.shape[1]
-    columns = group or inputs
-    g_idx = shuffled(inputs, columns) if act else None
+def pack_ct_words(bits: int, group: int, sym: bool, act: Order, weight: torch.Tensor) -> Tensors:
+    columns = group or weight.shape[1]
+    g_idx = None if act == "no" else groups_of(weight, columns, act)
     codes, scale, zero = rounded(weight, bits, columns, sym, g_idx)
     found = {
         "weight_packed": words(codes, bits, 1),
@@ -179,27 +185,32 @@ def pack_ct_words(bits: int, group: int, sym: bool, act: bool, weight: torch.Ten
     return found if g_idx is None else found | {"weight_g_idx": g_idx.int()}
 
 
-def read_ct_words(bits: int, t: Tensors) -> torch.Tensor:
+def read_ct_words(bits: int, group: int, t: Tensors) -> torch.Tensor:
     outputs, inputs = t["weight_shape"].tolist()
     scale = t["weight_scale"].float()
     zeros = torch.full(scale.shape, 2 ** (bits - 1))
     if "weight_zero_point" in t:
         zeros = field(t["weight_zero_point"], bits, 0, outputs)
-    groups = t["weight_g_idx"].long() if "weight_g_idx" in t else torch.arange(inputs) // (inputs // scale.shape[1])
+    groups = t["weight_g_idx"].long() if "weight_g_idx" in t else torch.arange(inputs) // (group or inputs)
     return (field(t["weight_packed"], bits, 1, inputs) - zeros[:, groups]).float() * scale[:, groups]
 
 
-def ct_words(bits: int = 4, group: int = 32, *, sym: bool = True, act: bool = False) -> Case:
-    weights = {"num_bits": bits, "type": "int", "symmetric": sym, "actorder": "group" if act else None}
+def ct_words(bits: int = 4, group: int = 32, *, sym: bool = True, act: Order = "no") -> Case:
+    weights = {"num_bits": bits, "type": "int", "symmetric": sym, "actorder": None if act == "no" else "group"}
     weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel", "group_size": None}
     config = ct("pack-quantized", weights)
-    return Case(config, partial(pack_ct_words, bits, group, sym, act), partial(read_ct_words, bits))
+    return Case(config, partial(pack_ct_words, bits, group, sym, act), partial(read_ct_words, bits, group))
 
 
 def pack_ct_int8(static: bool, weight: torch.Tensor) -> Tensors:
     scale = weight.abs().amax(1, keepdim=True) / 127
     found = {"weight": (weight / scale).round().to(torch.int8), "weight_scale": scale}
-    return found | ({"input_scale": torch.tensor([0.05])} if static else {})
+    return found | static_scale(static, 127, weight)
+
+
+def static_scale(static: bool, limit: int, weight: torch.Tensor) -> Tensors:
+    """A scale for inputs up to about 5, another for each module, if it is static."""
+    return {"input_scale": (4 + weight.abs().mean() * 10).view(1) / limit} if static else {}
 
 
 def read_scaled(rows: int, columns: int, scale: str, t: Tensors) -> torch.Tensor:
@@ -217,23 +228,31 @@ def activations(kind: str, static: bool) -> dict[str, Any]:
 def ct_int8(*, static: bool = False) -> Case:
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     config = ct("int-quantized", weights, activations("int", static))
-    return Case(config, partial(pack_ct_int8, static), partial(read_scaled, 1, 0, "weight_scale"), exact=False)
+    return Case(config, partial(pack_ct_int8, static), partial(read_scaled, 1, 0, "weight_scale"), inputs(static))
 
 
-def pack_float(rows: int, columns: int, scale: str, more: Tensors, weight: torch.Tensor) -> Tensors:
+def inputs(static: bool) -> Literal["static", "row"]:
+    return "static" if static else "row"
+
+
+def pack_float(rows: int, columns: int, scale: str, static: bool, weight: torch.Tensor) -> Tensors:
     scales = torch.maximum(blockwise(weight, rows, columns, "amax"), -blockwise(weight, rows, columns, "amin")) / 448
     i, j = grid(weight, rows, columns)
-    return {"weight": (weight / scales[i, j]).to(torch.float8_e4m3fn), scale: scales, **more}
+    weights = {"weight": (weight / scales[i, j]).to(torch.float8_e4m3fn), scale: scales}
+    return weights | static_scale(static, 448, weight)
 
 
-def ct_float(strategy: str, *, static: bool = False, block: tuple[int, int] = (16, 32)) -> Case:
+def ct_float(strategy: str, *, static: bool = False, by: int = 0, block: tuple[int, int] = (16, 32)) -> Case:
+    """`by`: inputs are quantized in groups of that many."""
     rows, columns = {"tensor": (0, 0), "channel": (1, 0), "block": block}[strategy]
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
     weights |= {"block_structure": list(block)} if strategy == "block" else {}
-    config = ct("float-quantized", weights, activations("float", static))
-    more = {"input_scale": torch.tensor([0.02])} if static else {}
-    pack = partial(pack_float, rows, columns, "weight_scale", more)
-    return Case(config, pack, partial(read_scaled, rows, columns, "weight_scale"), exact=False)
+    given = activations("float", static) | ({"strategy": "group", "group_size": by} if by else {})
+    config = ct("float-quantized", weights, given)
+    pack, read = partial(pack_float, rows, columns, "weight_scale", static), partial(read_scaled, rows, columns)
+    # No op quantizes inputs by token for weights with a scale per block.
+    rounds = ("group" if by else "plain") if strategy == "block" else inputs(static)
+    return Case(config, pack, partial(read, "weight_scale"), rounds)
 
 
 def pack_mx(blocks: str, scales: str, weight: torch.Tensor) -> Tensors:
@@ -270,19 +289,19 @@ def fp8_block(block: tuple[int, int] = (16, 32)) -> Case:
         "weight_block_size": list(block),
     }
     leaf = "weight_scale_inv"
-    return Case(config, partial(pack_float, *block, leaf, {}), partial(read_scaled, *block, leaf), exact=False)
+    return Case(config, partial(pack_float, *block, leaf, False), partial(read_scaled, *block, leaf), "group")
 
 
 def pack_fp8_tensor(static: bool, weight: torch.Tensor) -> Tensors:
-    found = pack_float(0, 0, "weight_scale", {"input_scale": torch.tensor(0.02)} if static else {}, weight)
-    return found | {"weight_scale": found["weight_scale"].reshape(())}
+    found = pack_float(0, 0, "weight_scale", static, weight)
+    return {leaf: tensor if leaf == "weight" else tensor.reshape(()) for leaf, tensor in found.items()}
 
 
 def fp8_tensor(*, static: bool = True) -> Case:
     scheme = "static" if static else "dynamic"
     config = {"quant_method": "fp8", "activation_scheme": scheme, "ignored_layers": ["lm_head"]}
     read = partial(read_scaled, 0, 0, "weight_scale")
-    return Case(config, partial(pack_fp8_tensor, static), read, exact=False)
+    return Case(config, partial(pack_fp8_tensor, static), read, inputs(static))
 
 
 CASES: Mapping[str, Case] = {
@@ -291,15 +310,16 @@ CASES: Mapping[str, Case] = {
     "awq, rows": awq(0),
     "gptq": gptq(),
     "gptq, asymmetric": gptq(sym=False, version="gptq"),
-    "gptq, desc_act": gptq(act=True),
-    "gptq, desc_act, asymmetric": gptq(sym=False, act=True),
+    "gptq, desc_act": gptq(act="shared"),
+    "gptq, desc_act, an order for each": gptq(act="own"),
+    "gptq, desc_act, asymmetric": gptq(sym=False, act="shared"),
     "gptq_v2": gptq(version="gptq_v2"),
-    "gptq_v2, desc_act, asymmetric": gptq(sym=False, act=True, version="gptq_v2"),
+    "gptq_v2, desc_act, asymmetric": gptq(sym=False, act="shared", version="gptq_v2"),
     "gptq, 8 bits": gptq(8),
     "gptq, 8 bits, rows, asymmetric": gptq(8, 0, sym=False),
     "ct, 4 bits": ct_words(),
     "ct, 4 bits, asymmetric": ct_words(sym=False),
-    "ct, 4 bits, actorder": ct_words(act=True),
+    "ct, 4 bits, actorder": ct_words(act="shared"),
     "ct, 4 bits, rows": ct_words(group=0),
     "ct, 8 bits": ct_words(8, 0),
     "ct, 8 bits, asymmetric": ct_words(8, sym=False),
@@ -308,6 +328,7 @@ CASES: Mapping[str, Case] = {
     "ct, fp8 per tensor": ct_float("tensor", static=True),
     "ct, fp8 per channel": ct_float("channel"),
     "ct, fp8 per block": ct_float("block"),
+    "ct, fp8 per block, inputs too": ct_float("block", by=32),
     "ct, mxfp4": ct_mxfp4(),
     "fp8": fp8_block(),
     "fp8, blocks beyond the edges": fp8_block((48, 128)),
@@ -316,9 +337,15 @@ CASES: Mapping[str, Case] = {
 }
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
 def converted(name: str) -> bool:
-    """True for the weights of decoder linears."""
-    return name.endswith("_proj.weight")
+    """True for the weights of decoder linears, and of experts."""
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "_proj_with_mqa.weight"))
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
@@ -329,13 +356,20 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.T
     return folder
 
 
-def packed_model(tensors: Mapping[str, torch.Tensor], case: Case, left: Sequence[str] = ()) -> tuple[Tensors, Tensors]:
-    """The tensors of a model whose decoder linears but those in `left` are packed, and what its weights then are."""
-    stored, means = dict(tensors), dict(tensors)
-    for name in filter(converted, tensors):
-        if name in left:
+def packed_model(
+    tensors: Mapping[str, torch.Tensor], case: Case, left: Sequence[str] = (), cases: Mapping[str, Case] | None = None
+) -> tuple[Tensors, Tensors]:
+    """The tensors of a model whose decoder linears but those in `left` are packed, and what its weights then are.
+
+    `cases`: modules that are packed by another case.
+    """
+    stored, means, other = dict(tensors), dict(tensors), cases or {}
+    for name in tensors:
+        module = name.removesuffix(".weight")
+        if name in left or not (converted(name) or module in other):
             continue
-        module, leaves = name.removesuffix(".weight"), case.pack(stored.pop(name).float())
+        made = other.get(module, case)
+        leaves = made.pack(stored.pop(name).float())
         stored |= {f"{module}.{leaf}": tensor for leaf, tensor in leaves.items()}
-        means[name] = case.meaning(leaves)
+        means[name] = made.meaning(leaves)
     return stored, means

@@ -101,7 +101,6 @@ ABSENT: tuple[Absent, ...] = (
     _absent("revision", _LOCAL),
     _absent("download_dir", _LOCAL),
     _absent("adapters", "LoRA adapters are not applied; merge them into the weights", multiple=True),
-    _absent("model_format", "only checkpoints in Hugging Face's layout and GGUF files are read", accepts=("hf",)),
     _absent("max_prefill_iters", "--chunked_prefill_size says how a long prompt is cut into steps", accepts=("1",)),
     _absent(
         "backend",

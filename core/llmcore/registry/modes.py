@@ -138,4 +138,11 @@ def check_mode(name: str, registry: Registry, where: str, misfit: Callable[[Mode
     wrong = f" does not fit {where}: {why}" if name in modes else ": there is no such mode"
     fitting = ", ".join(sorted(mode.name for mode in modes.values() if misfit(mode) is None))
     guess = "" if name in modes else did_you_mean(name, modes)
-    raise ConfigError(f"--mode {name}{wrong}; modes that fit: {fitting or 'none, so leave it out'}.{guess}")
+    raise ConfigError(f"{_given(name, modes)}{wrong}; modes that fit: {fitting or 'none, so leave it out'}.{guess}")
+
+
+def _given(name: str, modes: Mapping[str, ModeSpec]) -> str:
+    """How an operator gives a mode: by its name, or by the options that ask for it."""
+    asked = modes[name].asked if name in modes else ()
+    options = (" ".join(f"--{option} {values[0]}" for option, values in asks.items() if values[0]) for asks in asked)
+    return " or ".join((f"--mode {name}", *options))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from llmcore.api.errors import ConfigError
+from llmcore.api.protocols import Checkpoint
 from llmcore.layers.decoder import family_path
 from llmcore.layers.mesh import Mesh
 from llmcore.weights.map import Placement, Shard, Sizes, Target, WeightMap
@@ -45,8 +46,9 @@ class Fit:
     ConfigError that lists everything that does not match.
     """
 
-    def __init__(self, model: nn.Module, sizes: Sizes, weights: WeightMap, mesh: Mesh) -> None:
+    def __init__(self, model: nn.Module, checkpoint: Checkpoint, weights: WeightMap, mesh: Mesh) -> None:
         self.model, self.weights, self.mesh = model, weights, mesh
+        sizes = checkpoint.sizes()
         self.elsewhere = _elsewhere(model)
         targets = {name: weights.targets(name) for name in sizes}
         paths = parameter_paths(model)
@@ -65,6 +67,8 @@ class Fit:
         self.mismatched: list[str] = []
         for name, (shape, _) in sizes.items():
             self._add(name, weights.shape(name, shape), targets[name])
+        idle = _zero_biases(checkpoint, self.unexpected)
+        self.unexpected = [name for name in self.unexpected if name not in idle]
         self._check(sizes)
 
     def _add(self, name: str, shape: tuple[int, ...], targets: tuple[Target, ...]) -> None:
@@ -242,6 +246,12 @@ def tie(model: nn.Module, weights: WeightMap, filled: Collection[str]) -> bool:
         else:
             setattr(module, leaf, shared)
     return bool(lacking)
+
+
+def _zero_biases(checkpoint: Checkpoint, among: Collection[str]) -> set[str]:
+    """The biases in `among` that add nothing. AutoGPTQ saves one for every linear, also for those without a bias."""
+    biases = {name for name in among if name.endswith(".bias")}
+    return {name for name, read in checkpoint.tensors() if name in biases and not read().any()} if biases else set()
 
 
 def _elsewhere(model: nn.Module) -> Callable[[str], bool]:

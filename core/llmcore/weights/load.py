@@ -49,7 +49,7 @@ def load_weights(
     at most one tensor is in memory beside the parameters.
     """
     mesh = mesh or Mesh()
-    fit = Fit(model, checkpoint.sizes(), weights, mesh)
+    fit = Fit(model, checkpoint, weights, mesh)
     shared = Shared(fit)
     for name, read in checkpoint.tensors():
         if name not in fit.pieces:

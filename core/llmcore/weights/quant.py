@@ -45,7 +45,10 @@ def find_quantization(
     if pin is not None:
         spec = registry.find(QuantMethodSpec, pin)
         if not quantization and not spec.plain:
-            raise ConfigError(f"the mode's quantization method {pin} needs a checkpoint that is quantized for it")
+            raise ConfigError(
+                f"the weights are plain, and the mode's quantization method {pin} needs a checkpoint that is "
+                "quantized for it: leave out the mode, or use another checkpoint"
+            )
         if quantization and not _reads(spec, quantization):
             who = ", ".join(spec.name for spec, _ in _readers(registry, quantization)) or "nothing installed"
             raise ConfigError(

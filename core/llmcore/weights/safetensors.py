@@ -47,12 +47,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     """config.json in directory `path`, whose `quantization_config` may come from another place.
 
-    It may be part of `text_config`, or a file of its own (see `QUANTIZATION_FILES`), which gets a `quant_method` if
-    it does not name one. Raises ConfigError for a broken file.
+    It may have the older name `compression_config`, be part of `text_config`, or be a file of its own (see
+    `QUANTIZATION_FILES`), which gets a `quant_method` if it does not name one. Raises ConfigError for a broken file.
     """
     config = read_json(path / "config.json")
     text = config.get("text_config")
-    found = config.get("quantization_config") or (isinstance(text, dict) and text.get("quantization_config"))
+    found = config.get("quantization_config") or config.get("compression_config")
+    found = found or (isinstance(text, dict) and text.get("quantization_config"))
     for name, method in QUANTIZATION_FILES.items():
         if not found and (path / name).is_file():
             found = {"quant_method": method, **read_json(path / name)}

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from llmcore.api import Checkpoint, ConfigError, ModelConfig
-from llmcore.layers import DTYPES
+from llmcore.layers import DTYPES, Bound, Build, LinearShape
 
 from llmcore_quantization import canonical
 from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.formats.packed import Format, Header, Packed
+from llmcore_quantization.linear import Quantized, op_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class CheckpointMethod:
         self._checkpoint = QuantizedCheckpoint(checkpoint, self._format, self._dtype, device)
         return self._checkpoint
 
-    def method_for(self, modules: Sequence[str]) -> Any:
+    def method_for(self, modules: Sequence[str]) -> Stored | None:
         """The LinearMethod of a linear that stacks the checkpoint's `modules`; None for plain weights.
 
         Modules that are stacked keep their codes only if they have one scheme, and one order of inputs.
@@ -67,15 +68,33 @@ class CheckpointMethod:
         scheme, *others = {_with_op(scheme_of(module)) for module in modules}
         if others or scheme is None or not checkpoint.keep(modules):
             return None
-        from llmcore_quantization.linear import Quantized
+        return Stored(scheme, {module: checkpoint.packed[module].inputs for module in modules if checkpoint.packed})
 
-        return Quantized(scheme)
+
+class Stored(Quantized):
+    """The LinearMethod of modules whose inputs a checkpoint tells: module -> their number."""
+
+    def __init__(self, scheme: Scheme, inputs: Mapping[str, int]) -> None:
+        super().__init__(scheme)
+        self._inputs = inputs
+
+    def create(self, shape: LinearShape, build: Build) -> Bound:
+        """As that of Quantized. If groups do not divide the inputs because config.json is wrong, the error says so."""
+        ranks = build.mesh.size(shape.shard.group) if shape.shard is not None and shape.shard.dim == 1 else 1
+        wrong = next((module for module, inputs in self._inputs.items() if inputs != shape.inputs * ranks), None)
+        try:
+            return super().create(shape, build)
+        except ConfigError as error:
+            if wrong is None:
+                raise
+            raise ConfigError(
+                f"{wrong} has {self._inputs[wrong]} inputs in the checkpoint, and {shape.inputs * ranks} by "
+                "config.json; download the config.json that belongs to the weights"
+            ) from error
 
 
 def _with_op(scheme: Scheme | None) -> Scheme | None:
     """The scheme, with inputs as they are if no op quantizes inputs for such weights."""
-    from llmcore_quantization.linear import op_of
-
     if scheme is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""AWQ of version gemm, as AutoAWQ and llm-awq's converters save it.
+"""AWQ of version gemm, as AutoAWQ and GPTQModel save it.
 
 `qweight` int32 [inputs, outputs / 8] and `qzeros` int32 [groups, outputs / 8]: nibble i of a word is its output
 `ORDER[i]`. `scales` [groups, outputs]. The weight is (q - z) * s. Source: AutoAWQ 0.2.9, utils/packing_utils.py.
@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from llmcore.api import ModelConfig
+from llmcore.api import ConfigError, ModelConfig
 
-from llmcore_quantization.canonical import Scheme, packed
+from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.checkpoint import CheckpointMethod
 from llmcore_quantization.formats.packed import (
     HALF_OR_SINGLE,
@@ -21,15 +21,19 @@ from llmcore_quantization.formats.packed import (
     Header,
     Packed,
     Stored,
+    codes,
     dtype_of,
     fields,
     group_size,
+    held_as,
     known,
     matrix,
     split,
+    zeros,
 )
 from llmcore_quantization.targets import in_layers, listed, names
 
+BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -47,7 +51,20 @@ class AWQ:
     split = staticmethod(split)
 
     def __init__(self, quantization: Mapping[str, Any]) -> None:
-        known(self.name, quantization, {"bits": (4,), "w_bit": (4,), "version": ("gemm",), "format": ("gemm",)})
+        known(
+            self.name,
+            quantization,
+            {
+                "bits": (BITS,),
+                "w_bit": (BITS,),
+                **dict.fromkeys(("version", "format", "checkpoint_format"), ("gemm",)),
+            },
+        )
+        if quantization.get("backend") == "llm-awq":
+            raise ConfigError(
+                "backend in quantization_config is 'llm-awq', which orders its words for one CUDA kernel; use a "
+                "checkpoint that AutoAWQ saved with version gemm"
+            )
         self._group = group_size(quantization, "group_size", "q_group_size")
         self._plain = names(quantization, "modules_to_not_convert")
 
@@ -64,7 +81,7 @@ class AWQ:
         return Packed(
             outputs=grid.outputs,
             inputs=inputs,
-            scheme=grid.scheme("u4", dtype_of(headers, "scales"), zeros=True),
+            scheme=grid.scheme(held_as(BITS, inputs), dtype_of(headers, "scales"), zeros=True),
             tensors={
                 "codes": Stored("qweight", ((inputs, words),), ("I32",), _codes),
                 "scale": Stored("scales", ((groups, grid.outputs),), HALF_OR_SINGLE, grid.spread_from_rows),
@@ -74,14 +91,14 @@ class AWQ:
 
 
 def _codes(words: torch.Tensor) -> torch.Tensor:
-    return packed(_outputs(words))
+    return codes(_outputs(words), BITS)
 
 
 def _zeros(grid: Grid, words: torch.Tensor) -> torch.Tensor:
-    return grid.spread(_outputs(words))
+    return grid.spread(zeros(_outputs(words), BITS, grid.inputs))
 
 
 def _outputs(words: torch.Tensor) -> torch.Tensor:
     """int32 [X, outputs / 8] -> u8 [outputs, X]."""
     order = torch.tensor(ORDER, device=words.device).argsort()
-    return fields(words, 4).view(*words.shape, 8)[..., order].flatten(-2).t()
+    return fields(words, BITS).view(*words.shape, 8)[..., order].flatten(-2).t()

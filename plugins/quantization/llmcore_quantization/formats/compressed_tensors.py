@@ -24,6 +24,7 @@ from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.checkpoint import CheckpointMethod
 from llmcore_quantization.formats import mxfp4
 from llmcore_quantization.formats.packed import (
+    DECLINED,
     FIX,
     SCALES,
     WORDS,
@@ -36,15 +37,14 @@ from llmcore_quantization.formats.packed import (
     fields,
     group_order,
     group_size,
+    held_as,
     known,
     matrix,
-    signed,
     split,
     static_scale,
+    zeros,
 )
 from llmcore_quantization.targets import in_layers, names, targeted
-
-NVFP4 = "scales of 16 inputs in float8 under a second scale have no canonical form here; use an fp8 or int4 checkpoint"
 
 CODES: Mapping[str, str] = {"I8": "i8", "F8_E4M3": "e4m3"}
 """The dtype of an unpacked weight -> `Scheme.codes`."""
@@ -98,7 +98,9 @@ class Group:
             return "plain"
         if not given.get("dynamic"):
             return "static" if given.get("strategy", "tensor") == "tensor" else "plain"
-        return "group" if given.get("strategy") in ("group", "tensor_group") and self.block[1] else "row"
+        if given.get("strategy") in ("group", "tensor_group"):
+            return "group" if given.get("group_size") == self.block[1] else "plain"
+        return "row"
 
 
 def _codes(arguments: Mapping[str, Any]) -> str | None:
@@ -118,8 +120,6 @@ class CompressedTensors:
     split = staticmethod(split)
 
     def __init__(self, quantization: Mapping[str, Any]) -> None:
-        if "nvfp4" in str(quantization.get("format")):
-            raise ConfigError(f"format in quantization_config is {quantization['format']!r}: {NVFP4}")
         known(self.name, quantization, {"format": FORMATS})
         known(f"{self.name}'s sparsity_config", quantization.get("sparsity_config") or {}, {"format": ("dense",)})
         if (quantization.get("transform_config") or {}).get("config_groups"):
@@ -156,7 +156,7 @@ class CompressedTensors:
         if "weight_packed" not in headers and dtype_of(headers, "weight") not in CODES:
             return None
         if "weight_global_scale" in headers:
-            raise ConfigError(f"{module} is quantized as nvfp4: {NVFP4}")
+            raise ConfigError(f"{module} is quantized as nvfp4, and {DECLINED['nvfp4']}; use another checkpoint")
         if (group := self._group_of(module)) is None:
             raise ConfigError(
                 f"{module} is quantized, and no targets of config_groups in quantization_config name it; {FIX}"
@@ -177,8 +177,7 @@ def _group(name: str, group: Mapping[str, Any]) -> Group:
     """Raises ConfigError for weights that are not read."""
     weights: Mapping[str, Any] = group.get("weights") or {}
     kind, bits = weights.get("type", "int"), weights.get("num_bits")
-    if "nvfp4" in str(group.get("format")):
-        raise ConfigError(f"format of {name} in quantization_config is {group['format']!r}: {NVFP4}")
+    known(f"compressed-tensors' {name}", group, {"format": FORMATS})
     if (kind, bits) not in TYPES:
         raise ConfigError(
             f"{name} in quantization_config has weights of type {kind!r} with num_bits {bits!r}; this format is "
@@ -205,18 +204,28 @@ def _packed(module: str, headers: Mapping[str, Header], early: Mapping[str, torc
     if (g_idx := early.get("weight_g_idx")) is not None:
         order = group_order(g_idx, grid.columns, f"{module}.weight_g_idx")
     tensors = {
-        "codes": Stored("weight_packed", ((outputs, wide),), ("I32",), partial(codes, bits=bits, inputs=inputs))
+        "codes": Stored("weight_packed", ((outputs, wide),), ("I32",), partial(_words, bits=bits, inputs=inputs))
         if in_words
         else Stored("weight", ((outputs, wide),), tuple(CODES), torch.Tensor.contiguous),
         "scale": Stored("weight_scale", grid.shapes, tuple(SCALES), grid.spread),
     }
-    if zeros := group.weights.get("symmetric") is False:
+    if asymmetric := group.weights.get("symmetric") is False:
         tensors["zero"] = _zero(module, grid, bits, dtype_of(headers, "weight_zero_point"))
     if (multiplied := group.multiplied) == "static":
         tensors["input_scale"] = static_scale("input_scale")
     scale = dtype_of(headers, "weight_scale")
-    scheme = grid.scheme(of, scale, zeros=zeros, ordered=order is not None, inputs=multiplied)
+    scheme = grid.scheme(
+        held_as(bits, inputs) if in_words else of,
+        scale,
+        zeros=asymmetric,
+        ordered=order is not None,
+        inputs=multiplied,
+    )
     return Packed(outputs=outputs, inputs=inputs, scheme=scheme, tensors=tensors, order=order)
+
+
+def _words(words: torch.Tensor, bits: int, inputs: int) -> torch.Tensor:
+    return codes(fields(words, bits)[:, :inputs], bits)
 
 
 def _inputs(module: str, shape: torch.Tensor | None, outputs: int, wide: int, bits: int) -> int:
@@ -245,12 +254,10 @@ def _zero(module: str, grid: Grid, bits: int, dtype: str) -> Stored:
 
 
 def _word_zeros(grid: Grid, bits: int, words: torch.Tensor) -> torch.Tensor:
-    return grid.spread(signed(fields(words.t(), bits)[:, : grid.shape[0]].t(), bits))
+    return grid.spread(zeros(fields(words.t(), bits)[:, : grid.shape[0]].t(), bits, grid.inputs))
 
 
-def _signed_zeros(name: str, grid: Grid, bits: int, zeros: torch.Tensor) -> torch.Tensor:
-    if bits == 8:
-        return grid.spread(zeros)
-    if ((zeros < -8) | (zeros > 7)).any():
-        raise ConfigError(f"{name} has zero points from {zeros.min()} to {zeros.max()}; 4 bits have -8 to 7; {FIX}")
-    return grid.spread((zeros + 8).to(torch.uint8))
+def _signed_zeros(name: str, grid: Grid, bits: int, found: torch.Tensor) -> torch.Tensor:
+    if bits == 4 and ((found < -8) | (found > 7)).any():
+        raise ConfigError(f"{name} has zero points from {found.min()} to {found.max()}; 4 bits have -8 to 7; {FIX}")
+    return grid.spread(found if held_as(bits, grid.inputs) == "i8" else (found + 8).to(torch.uint8))

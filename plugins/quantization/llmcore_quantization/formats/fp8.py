@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from llmcore.api import ConfigError, ModelConfig
+from llmcore.api import ConfigError, ModelConfig, QuantMethod
 
+from llmcore_quantization import online
 from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.checkpoint import CheckpointMethod
 from llmcore_quantization.formats.packed import (
@@ -33,8 +34,11 @@ SCALE = ("weight_scale_inv", "weight_scale")
 INPUT_SCALE = ("input_scale", "activation_scale")
 
 
-def make(quantization: Mapping[str, Any], config: ModelConfig) -> CheckpointMethod:
-    """The QuantMethod for one checkpoint. Raises ConfigError for a variant that is not read."""
+def make(quantization: Mapping[str, Any], config: ModelConfig) -> QuantMethod:
+    """The QuantMethod for one checkpoint, which quantizes a plain one. Raises ConfigError for a variant that is not
+    read."""
+    if "quant_method" not in quantization:
+        return online.fp8w8a8_b128(quantization, config)
     # A hf_quant_config.json of ModelOpt has everything in an object of its own.
     return CheckpointMethod(FP8(quantization.get("quantization") or quantization), config)
 

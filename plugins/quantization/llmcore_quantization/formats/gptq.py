@@ -32,8 +32,8 @@ from llmcore_quantization.formats.packed import (
     group_size,
     known,
     matrix,
-    signed,
     split,
+    zeros,
 )
 from llmcore_quantization.targets import in_layers, listed, names, overridden
 
@@ -107,15 +107,15 @@ class GPTQ:
         grid = Grid(outputs, inputs, 1, columns)
         groups, wide = grid.shape[1], -(-outputs * bits // 32)
         symmetric = values.get("sym", True)
-        zeros = partial(_zeros, bits=bits, outputs=outputs, added=STORED_ZERO[self._format])
+        read = partial(_zeros, bits=bits, outputs=outputs, added=STORED_ZERO[self._format])
         order = self._order(module, early.get("g_idx"), inputs, columns, bool(values.get("desc_act")))
         tensors = {
-            "codes": Stored("qweight", ((words, outputs),), ("I32",), partial(_codes, bits=bits, inputs=inputs)),
+            "codes": Stored("qweight", ((words, outputs),), ("I32",), partial(_codes, bits=bits)),
             "scale": Stored("scales", ((groups, outputs),), HALF_OR_SINGLE, grid.spread_from_rows),
         }
         stored = partial(Stored, "qzeros", ((groups, wide),), ("I32",))
         if not symmetric:
-            tensors["zero"] = stored(partial(_spread_zeros, grid, bits, zeros))
+            tensors["zero"] = stored(partial(_spread_zeros, grid, bits, read))
         return Packed(
             outputs=outputs,
             inputs=inputs,
@@ -124,7 +124,7 @@ class GPTQ:
             ),
             tensors=tensors,
             order=order,
-            checked=(stored(partial(_check_symmetric, module, bits, zeros)),) if symmetric else (),
+            checked=(stored(partial(_check_symmetric, module, bits, read)),) if symmetric else (),
         )
 
     def _order(
@@ -144,27 +144,26 @@ class GPTQ:
         return group_order(g_idx, columns, f"{module}.g_idx")
 
 
-def _codes(words: torch.Tensor, bits: int, inputs: int) -> torch.Tensor:
-    return codes(words.t(), bits, inputs)
+def _codes(words: torch.Tensor, bits: int) -> torch.Tensor:
+    return codes(fields(words.t(), bits), bits)
 
 
 def _zeros(words: torch.Tensor, bits: int, outputs: int, added: int) -> torch.Tensor:
     """int32 [groups, words] -> u8 [outputs, groups], with the 1 that v1 has subtracted."""
-    zeros = fields(words, bits)[:, :outputs] + added
-    return torch.bitwise_and(zeros, 2**bits - 1).t()
+    return torch.bitwise_and(fields(words, bits)[:, :outputs] + added, 2**bits - 1).t()
 
 
 def _spread_zeros(
-    grid: Grid, bits: int, zeros: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor
+    grid: Grid, bits: int, read: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor
 ) -> torch.Tensor:
-    return grid.spread(signed(zeros(words), bits))
+    return grid.spread(zeros(read(words), bits, grid.inputs))
 
 
 def _check_symmetric(
-    module: str, bits: int, zeros: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor
+    module: str, bits: int, read: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor
 ) -> torch.Tensor:
     """Raise ConfigError if a zero is not the middle of the range."""
-    found, middle = zeros(words), 2 ** (bits - 1)
+    found, middle = read(words), 2 ** (bits - 1)
     if (found != middle).any():
         wrong = int(found[found != middle][0])
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from llmcore.api import ConfigError
 
-from llmcore_quantization.canonical import ScaleType, Scheme, dequantized, shapes, unpacked
+from llmcore_quantization.canonical import ScaleType, Scheme, dequantized, packed, shapes, unpacked
 
 Header = tuple[tuple[int, ...], str]
 """(shape, safetensors' name of the dtype)."""
@@ -207,19 +207,28 @@ def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
     return unpacked(held) if bits == 4 else held
 
 
-def codes(words: torch.Tensor, bits: int, inputs: int) -> torch.Tensor:
-    """int32 [outputs, W], words along inputs -> canonical codes."""
-    held = words.contiguous().view(torch.uint8)
-    return held[:, : inputs // 2] if bits == 4 else signed(held[:, :inputs], bits)
-
-
-def signed(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """u8 fields as canonical codes or zeros are held: u8 for 4 bits; int8 for 8, where 128 becomes 0."""
-    return values if bits == 4 else (values ^ 128).view(torch.int8)
-
-
 WORDS: Mapping[int, Any] = {4: "u4", 8: "i8"}
-"""Bits of a field of an int32 word -> `Scheme.codes`."""
+"""Bits of a field of an int32 word -> `Scheme.codes`, if a row fills whole bytes."""
+
+
+def held_as(bits: int, inputs: int) -> Any:
+    """`Scheme.codes` for fields of `bits`. Rows of 4 bits that end within a byte are held in 8."""
+    return WORDS[bits] if inputs * bits % 8 == 0 else "i8"
+
+
+def codes(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """u8 fields [outputs, inputs] -> canonical codes."""
+    return packed(values) if held_as(bits, values.shape[1]) == "u4" else centred(values, bits)
+
+
+def zeros(values: torch.Tensor, bits: int, inputs: int) -> torch.Tensor:
+    """u8 fields -> canonical zeros of a weight with `inputs`."""
+    return values if held_as(bits, inputs) == "u4" else centred(values, bits)
+
+
+def centred(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """u8 fields -> int8, where the middle of their range is 0."""
+    return (values ^ 128).view(torch.int8) if bits == 8 else values.view(torch.int8) - 8
 
 
 def group_order(g_idx: torch.Tensor, columns: int, name: str) -> torch.Tensor | None:
@@ -236,14 +245,26 @@ def group_order(g_idx: torch.Tensor, columns: int, name: str) -> torch.Tensor | 
     return order.int()
 
 
+DECLINED: Mapping[str, str] = {
+    "nvfp4": "its float8 scales of 16 inputs under a second scale have no canonical form here",
+    "gemv": "its words are ordered for one CUDA kernel",
+    "marlin": "its words are ordered for one CUDA kernel",
+    "exllama": "its words are ordered for one CUDA kernel",
+    "sparse": "sparse weights are not computed",
+    "bit": "no op multiplies codes of that width",
+}
+"""What a declined value names -> why."""
+
+
 def known(format: str, quantization: Mapping[str, Any], values: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise ConfigError if a value in quantization_config is not among those that the format's reader knows."""
     for key, allowed in values.items():
         value = quantization.get(key)
         if (value.lower() if isinstance(value, str) else value) not in (None, *allowed):
+            why = next((why for what, why in DECLINED.items() if what in f"{key} {value}".lower()), "")
             raise ConfigError(
-                f"{key} in quantization_config is {value!r}; {format} is read with {' or '.join(map(str, allowed))}; "
-                "use another checkpoint of the model"
+                f"{key} in quantization_config is {value!r}{why and f', and {why}'}; {format} is read with "
+                f"{' or '.join(map(str, allowed))}; use another checkpoint of the model"
             )
 
 

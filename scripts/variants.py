@@ -128,7 +128,7 @@ def report(model: str, sizes: Mapping[str, int], steps: int, launches: Launches)
     launches.known, launches.serving, before = set(), False, launches.news
     with pretended_gpu.engine_of(model, sizes, **settings) as bench:
         runner, limits = bench.engine._runner, bench.engine._scheduler.limits
-        granules = tuple(group.layout.granule for group in runner._groups)
+        granules = tuple(group.layout.granule for group in runner.groups)
         with torch.inference_mode():
             measure(runner, runner._device, limits, granules)
             run_worst_case(runner, runner._device, limits, granules)

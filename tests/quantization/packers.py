@@ -29,7 +29,7 @@ class Case:
     pack: Callable[[torch.Tensor], Tensors]
     meaning: Callable[[Tensors], torch.Tensor]
     inputs: Literal["plain", "row", "static", "group"] = "plain"
-    """How its linears round their inputs."""
+    """The rounding of the inputs of its linears."""
 
 
 def grid(weight: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:

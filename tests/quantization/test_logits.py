@@ -190,7 +190,7 @@ def test_widths_that_end_within_a_word_and_within_a_byte(tmp_path: Path) -> None
 
 
 def test_groups_that_do_not_divide_the_inputs(tmp_path: Path) -> None:
-    """The last group is short. What has no common group with the inputs is read as plain weights."""
+    """The last group is short. Weights whose groups have too small a common divisor with the inputs become plain."""
     for index, inner in enumerate((96, 72)):
         case = packers.ct_words(group=64, sym=False)
         pair = Pair(tmp_path / str(index), case, intermediate_size=inner)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from llmcore_quantization import rounding
 from llmcore_quantization.canonical import Scheme, dequantized, shapes, unpacked
 from llmcore_quantization.rounding import LIMITS, quantized, rounded
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -120,11 +121,17 @@ class Peak(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_weight_stays_as_it_is_and_needs_one_copy_in_f32(name: str, dtype: torch.dtype) -> None:
-    weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).to(dtype)
-    before = weight.clone()
+def test_a_weight_is_quantized_in_chunks_and_stays_as_it_is(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(500, 384, generator=torch.Generator().manual_seed(0)).to(dtype)
+    before, whole = weight.clone(), quantized(weight, SCHEMES[name], rows=4)
+    monkeypatch.setattr(rounding, "CHUNK", 8000)
     with Peak() as peak:
-        quantized(weight, SCHEMES[name])
+        found = quantized(weight, SCHEMES[name], rows=4)
     assert torch.equal(weight, before)
-    elements = weight.numel()
-    assert 4 * elements < peak.bytes < 7 * elements, peak.bytes / elements
+    for leaf, tensor in whole.items():
+        assert torch.equal(found[leaf].float(), tensor.float())
+    made = sum(tensor.nbytes for tensor in found.values())
+    beside = peak.bytes - weight.nbytes
+    assert made < beside < 2 * made + 8 * 8000, "the tensors, their parts, and a chunk in f32"

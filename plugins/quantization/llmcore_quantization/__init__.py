@@ -21,8 +21,10 @@ from llmcore_quantization.model_format import ModelFormat
 
 @hookimpl
 def register_ops() -> Iterable[OpSpec]:
-    """Linears over the canonical tensors of llmcore_quantization.canonical. Without a kernel of its own, each dequantizes
-    the weight and multiplies it as `linear`."""
+    """Linears over the canonical tensors of llmcore_quantization.canonical.
+
+    Without a kernel of its own each dequantizes the weight and multiplies it as `linear`.
+    """
     weight_only = "(x [T, inputs], codes, scale, zero | None, order | None, bias | None) -> [T, outputs]"
     signatures = {
         "w4a16": weight_only,

@@ -25,7 +25,7 @@ ScaleType = Literal["f32", "f16", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How the weight of one linear is quantized, and its inputs when it is multiplied."""
+    """The way in which the weight of one linear is quantized, and its inputs when it is multiplied."""
 
     codes: Literal["u4", "i8", "e4m3"]
     group: int = 0
@@ -35,8 +35,8 @@ class Scheme:
     ordered: bool = False
     """The groups are of inputs in another order (GPTQ's desc_act)."""
     inputs: Literal["plain", "row", "static", "group"] = "plain"
-    """What is multiplied: inputs as they are, or quantized to the type of `codes` with a scale per token, with the
-    checkpoint's own scale, or with a scale per token and group."""
+    """The inputs that are multiplied: as they are, or quantized to the type of `codes`, with a scale per token, with
+    the checkpoint's own scale, or with a scale per token and group."""
 
 
 CODES: dict[str, torch.dtype] = {"u4": torch.uint8, "i8": torch.int8, "e4m3": torch.float8_e4m3fn}

@@ -140,7 +140,7 @@ class QuantizedCheckpoint:
             )
 
     def scheme(self, module: str) -> Scheme | None:
-        """How the codes of a module can be held; None if it is plain."""
+        """The scheme in which the codes of a module can be held; None if it is plain."""
         return self.packed[module].scheme if module in self.packed else None
 
     def keep(self, modules: Sequence[str]) -> bool:

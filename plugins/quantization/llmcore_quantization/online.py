@@ -29,10 +29,10 @@ SMALL = 1_000_000_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a method quantizes.
+    """The way in which a method quantizes.
 
-    `rows`: neighbouring outputs that share their scales. `plain`: last name of a module that stays plain -> the entry
-    of config.json that lists the layers in which it does; without that entry, and for "", it does in all layers.
+    `rows`: neighbouring outputs that share their scales. `plain`: last name of a module -> the entry of config.json
+    that lists the layers in which the module stays plain. It stays plain in all layers for "", and without that entry.
     """
 
     scheme: Scheme

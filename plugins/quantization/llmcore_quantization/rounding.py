@@ -15,6 +15,10 @@ LIMITS = {"u4": 7.5, "i8": 127.0, "e4m3": 448.0}
 SCALES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
+CHUNK = 1 << 20
+"""Number of weights quantized at a time, so that their f32 form stays small."""
+
+
 def quantized(weight: torch.Tensor, scheme: Scheme, rows: int = 1) -> dict[str, torch.Tensor]:
     """The tensors `codes`, `scale` and, if the scheme has it, `zero` of a plain weight [N, K].
 
@@ -22,6 +26,12 @@ def quantized(weight: torch.Tensor, scheme: Scheme, rows: int = 1) -> dict[str, 
     grid reaches from the group's least value or 0 to its largest value or 0; without them it is symmetric around 0.
     `rows`: neighbouring outputs that share their scales, as in blocks of 128 x 128.
     """
+    chunk = rows * max(1, CHUNK // (rows * weight.shape[1]))
+    parts = [_quantized(part, scheme, rows) for part in torch.split(weight, chunk)]
+    return {leaf: torch.cat([part[leaf] for part in parts]) for leaf in parts[0]}
+
+
+def _quantized(weight: torch.Tensor, scheme: Scheme, rows: int) -> dict[str, torch.Tensor]:
     outputs, inputs = weight.shape
     groups = weight.to(torch.float32, copy=True).view(outputs, -1, scheme.group or inputs)
     low, high = groups.aminmax(dim=-1)
@@ -34,11 +44,10 @@ def quantized(weight: torch.Tensor, scheme: Scheme, rows: int = 1) -> dict[str, 
         found["zero"] = zero.squeeze(-1).to(CODES[scheme.codes])
     else:
         largest = torch.maximum(-low, high)
-        for block in largest.split(rows) if rows > 1 else ():
+        for block in torch.split(largest, rows) if rows > 1 else ():
             block.copy_(block.amax(0).expand_as(block))
         scale = _steps(largest / LIMITS[scheme.codes], scheme)
         zero = torch.tensor(8.0 if scheme.codes == "u4" else 0.0, device=weight.device)
-    # The copy above is overwritten step by step, so that a weight has only one f32 copy beside it.
     groups.div_(scale.float()[..., None])
     if scheme.codes != "e4m3":
         groups.round_().add_(zero)

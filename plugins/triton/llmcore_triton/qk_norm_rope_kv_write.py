@@ -7,19 +7,17 @@ from typing import Any
 
 import torch
 from llmcore.api import OpContext
-from llmcore.layers import Op
+from llmcore.layers import KV, Op
 
-from llmcore_triton.launch import Bound
-from llmcore_triton.rope_kv_write import candidates, default, fixed_parts, rotate_and_store
-from llmcore_triton.rows import choose, power
+from llmcore_triton.rope_kv_write import by_value_size, candidates, default, four
+from llmcore_triton.rows import choose
 
 __all__ = ["candidates", "make", "make_with"]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`."""
-    fixed, blocks = fixed_parts(context, config, norm=True)
-    launch = Bound(rotate_and_store, **fixed)
+    kernel, blocks = by_value_size(context, config, norm=True)
 
     def run(
         qk: torch.Tensor,
@@ -28,14 +26,12 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
         eps: float,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        kv: tuple[torch.Tensor, torch.Tensor],
+        kv: KV,
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size] -> qk itself, normed and rotated."""
-        width = v.shape[2]
-        strides = (qk.stride(0), qk.stride(1), v.stride(0), v.stride(1))
-        parts = (qk, v, cos, sin, *kv, slots, *norms, eps, *strides)
-        launch.but(VALUE_SIZE=width, VALUE=power(width))((qk.shape[0], blocks), *parts)
+        parts = (qk, v, cos, sin, *four(kv), slots, *norms, eps, *qk.stride()[:2], *v.stride()[:2])
+        kernel(v.shape[2])((qk.shape[0], blocks), *parts)
         return qk
 
     return run

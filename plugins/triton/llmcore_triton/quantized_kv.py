@@ -1,4 +1,4 @@
-"""The device part of the KV layouts that quantize: codes and marks of the rows of heads, and the numbers they stand for.
+"""The device part of the KV layouts that quantize: the codes and marks of heads, and the numbers they stand for.
 
 A pool has codes [slots, heads, bytes], and marks: scales [slots, heads, groups], or (scale, least value) pairs
 [slots, heads, groups, 2] if the codes are unsigned. Fixed scales are constants [heads] f32 instead.
@@ -7,9 +7,8 @@ Kernels take these constants of the keys, of the values, or of the latent, which
 (`of_layout`). CODES: a `Form`'s codes, or "" for numbers in the model's type. GROUP: elements of a head that share a
 mark, or 0 for fixed scales.
 
-Kernels handle a head of WIDTH elements in two halves: [heads, BLOCK] with the elements from 0, and the same with those
-from `middle(WIDTH)`. Two 4-bit codes share a byte: those of elements d and d + WIDTH / 2, the lower bits first. So the
-halves of a head are what the two halves of its bytes' bits hold.
+Two 4-bit codes share a byte: those of elements d and d + WIDTH / 2 of a head, the lower bits first. So heads are
+encoded in two halves: [heads, BLOCK] with the elements from 0, and the same with those from `middle(WIDTH)`.
 
 A number is code * scale (+ least value), in f32, rounded once to the model's type, as the layouts' `gather` computes
 it. The product is exact if marks are f16. If they are f32, which only f32 models have, a product and a sum in one
@@ -28,9 +27,12 @@ from llmcore_triton.specs.layouts import Form
 _ROUNDING = tl.constexpr(1.5 * 2**23)
 """Added to and subtracted from a number below 2**22, it rounds the number to the nearest integer, halves to even."""
 
+_LEAST_F16, _LEAST_F32 = tl.constexpr(2.0**-24), tl.constexpr(2.0**-126)
+"""The least scales: the least positive f16, and the least normal f32."""
+
 
 def of_layout(form: Form | None, width: int, prefix: str = "") -> dict[str, Any]:
-    """Returns the constants CODES and GROUP, named with `prefix`, of heads of `width` elements. None: not quantized."""
+    """Returns CODES and GROUP, named with `prefix`, of heads of `width` elements. `form` None: not quantized."""
     if form is None:
         return {f"{prefix}CODES": "", f"{prefix}GROUP": 0}
     group = 0 if form.fixed else min(form.group or width, width)
@@ -38,7 +40,7 @@ def of_layout(form: Form | None, width: int, prefix: str = "") -> dict[str, Any]
 
 
 def exactly(dtype: str, *forms: Form | None) -> dict[str, Any]:
-    """Returns the launch options with which `dtype` numbers stored in `forms` have the bits of the layouts' `gather`."""
+    """Returns the launch options with which numbers of `dtype`, stored in `forms`, have the bits of `gather`."""
     least = any(form is not None and form.codes in ("u8", "u4") for form in forms)
     return {"enable_fp_fusion": False} if dtype == "f32" and least else {}
 
@@ -49,32 +51,12 @@ def counted(codes: str) -> bool:
     return codes in ("u8", "u4")
 
 
-@triton.constexpr_function
-def middle(width: int) -> int:
-    """The first element of a head's second half."""
-    return (width + 1) // 2
-
-
-@triton.constexpr_function
-def _shared(first: int, group: int) -> int:
-    """Elements that share a mark and a place among the blocks of this size from element `first` on.
-
-    It is the group, or half of it if a group lies across the border between the halves.
-    """
-    return group if first % group == 0 else group // 2
-
-
-@triton.constexpr_function
-def _largest(codes: str) -> float:
-    return {"i8": 127.0, "u8": 255.0, "u4": 15.0, "e4m3": 448.0}[codes]
-
-
 # --- decoding ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def decoded(codes, scale, least, CODES: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the numbers, in DTYPE, that codes stand for. 4-bit codes are one per element here, see `unpacked`.
+    """Returns the numbers, in DTYPE, that codes stand for. Of 4-bit codes there is one per element here.
 
     `scale` and `least` are what `marks_of` returns, or their likes for another block of tokens.
     """
@@ -85,21 +67,15 @@ def decoded(codes, scale, least, CODES: tl.constexpr, DTYPE: tl.constexpr):  # t
 
 
 @triton.jit
-def unpacked(pairs):  # type: ignore[no-untyped-def]
-    """Returns the codes of the first and of the second half of a head from its bytes, which hold two 4-bit codes."""
-    return pairs & 15, pairs >> 4
-
-
-@triton.jit
 def marks_of(  # type: ignore[no-untyped-def]
     marks, slot, head, there,
-    FIRST: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr,
+    BLOCK: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Returns (scale, least value) in f32 of BLOCK elements from FIRST on, of one head at slots [N] where `there`.
+    """Returns (scale, least value) in f32 of the BLOCK >= WIDTH elements of a head at slots [N] where `there`.
 
-    FIRST is 0 or `middle(WIDTH)`. The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if
-    scales are fixed. The least values of signed codes are zeros.
+    The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if scales are fixed. The least
+    values of signed codes are zeros.
     """
     if GROUP == 0:
         scale = tl.load(marks + head)
@@ -113,8 +89,7 @@ def marks_of(  # type: ignore[no-untyped-def]
             if counted(CODES):
                 least = tl.load(row + 1, mask=there[:, None], other=0.0).to(tl.float32)
         else:
-            SHARED: tl.constexpr = _shared(FIRST, GROUP)
-            group = ((FIRST // SHARED + tl.arange(0, BLOCK // SHARED)) // (GROUP // SHARED))[None, :]
+            group = tl.arange(0, BLOCK // GROUP)[None, :]
             keep = there[:, None] & (group < WIDTH // GROUP)
             scale = spread(tl.load(row + group * PARTS, mask=keep, other=0.0).to(tl.float32), BLOCK)
             least = tl.zeros_like(scale)
@@ -134,14 +109,47 @@ def spread(parts, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 # --- encoding ----------------------------------------------------------------------------------------------------
 
 
+@triton.constexpr_function
+def middle(width: int) -> int:
+    """The first element of a head's second half."""
+    return (width + 1) // 2
+
+
+@triton.constexpr_function
+def half_block(width: int) -> int:
+    """The least power of two that holds a head's half."""
+    return 1 << max((width - 1) // 2, 0).bit_length()
+
+
+@triton.constexpr_function
+def _shared(width: int, group: int) -> int:
+    """Neighbours that share a mark in each half: a group, or half of one if a group lies across the border."""
+    return group if width // 2 % group == 0 else group // 2
+
+
+@triton.constexpr_function
+def _largest(codes: str) -> float:
+    return {"i8": 127.0, "u8": 255.0, "u4": 15.0, "e4m3": 448.0}[codes]
+
+
 @triton.jit
-def stored(  # type: ignore[no-untyped-def]
-    low, high, codes, marks, slot, heads, there,
+def halves_of(source, there, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the halves of the heads that begin at `source` [N], where `there`, [N, half_block(WIDTH)] each."""
+    at = tl.arange(0, half_block(WIDTH))
+    MIDDLE: tl.constexpr = middle(WIDTH)
+    from_low = source[:, None] + at[None, :]
+    low = tl.load(from_low, mask=there[:, None] & (at < MIDDLE)[None, :], other=0.0)
+    high = tl.load(from_low + MIDDLE, mask=there[:, None] & (at < WIDTH - MIDDLE)[None, :], other=0.0)
+    return low, high
+
+
+@triton.jit
+def store_heads(  # type: ignore[no-untyped-def]
+    source, low, high, codes, marks, slot, heads, there,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Stores heads [N] where `there` of a token at `slot`, given as halves [N, BLOCK], and returns these as `gather`
-    gives them back."""
-    N: tl.constexpr = low.shape[0]
+    """Stores heads [N] where `there` of a token at `slot`, given as halves [N, BLOCK], and writes the numbers that
+    were stored to `source` [N], where the heads begin."""
     BLOCK: tl.constexpr = low.shape[1]
     MIDDLE: tl.constexpr = middle(WIDTH)
     at = tl.arange(0, BLOCK)
@@ -151,8 +159,9 @@ def stored(  # type: ignore[no-untyped-def]
         scale = tl.load(marks + heads, mask=there, other=1.0)[:, None]
         x_scale, y_scale = scale, scale
         x_least, y_least = scale, scale
+        x_each, y_each = tl.div_rn(1.0, scale), tl.div_rn(1.0, scale)
     else:
-        SHARED: tl.constexpr = BLOCK if GROUP == WIDTH else _shared(MIDDLE, GROUP)
+        SHARED: tl.constexpr = BLOCK if GROUP == WIDTH else _shared(WIDTH, GROUP)
         PARTS: tl.constexpr = 2 if counted(CODES) else 1
         TYPE: tl.constexpr = marks.dtype.element_ty
         if counted(CODES):
@@ -164,6 +173,7 @@ def stored(  # type: ignore[no-untyped-def]
             x_most, y_most = _largest_of(tl.abs(x), tl.abs(y), in_low, in_high, SHARED, WIDTH, GROUP)
             x_scale, y_scale = _scale(x_most, TYPE, CODES), _scale(y_most, TYPE, CODES)
             x_least, y_least = x_scale, y_scale
+        x_each, y_each = tl.div_rn(1.0, x_scale), tl.div_rn(1.0, y_scale)
         row = marks + ((slot * HEADS + heads) * (WIDTH // GROUP * PARTS))[:, None]
         if GROUP == WIDTH:
             tl.store(row, x_scale.to(TYPE), mask=there[:, None])
@@ -181,18 +191,20 @@ def stored(  # type: ignore[no-untyped-def]
                 tl.store(y_group + 1, y_least.to(TYPE), mask=inside)
             x_scale, y_scale = spread(x_scale, BLOCK), spread(y_scale, BLOCK)
             x_least, y_least = spread(x_least, BLOCK), spread(y_least, BLOCK)
-    x_codes, y_codes = _coded(x, x_scale, x_least, CODES), _coded(y, y_scale, y_least, CODES)
+            x_each, y_each = spread(x_each, BLOCK), spread(y_each, BLOCK)
+    x_codes, y_codes = _coded(x, x_scale, x_each, x_least, CODES), _coded(y, y_scale, y_each, y_least, CODES)
     keep_low, keep_high = there[:, None] & in_low, there[:, None] & in_high
     KIND: tl.constexpr = codes.dtype.element_ty
     if CODES == "u4":
-        target = codes + (slot * HEADS + heads)[:, None] * MIDDLE + at[None, :]
-        tl.store(target, (x_codes | (y_codes << 4)).to(KIND), mask=keep_low)
+        into = codes + (slot * HEADS + heads)[:, None] * MIDDLE + at[None, :]
+        tl.store(into, (x_codes | (y_codes << 4)).to(KIND), mask=keep_low)
     else:
-        target = codes + (slot * HEADS + heads)[:, None] * WIDTH + at[None, :]
-        tl.store(target, x_codes.to(KIND), mask=keep_low)
-        tl.store(target + MIDDLE, y_codes.to(KIND), mask=keep_high)
-    x, y = decoded(x_codes, x_scale, x_least, CODES, low.dtype), decoded(y_codes, y_scale, y_least, CODES, low.dtype)
-    return x, y
+        into = codes + (slot * HEADS + heads)[:, None] * WIDTH + at[None, :]
+        tl.store(into, x_codes.to(KIND), mask=keep_low)
+        tl.store(into + MIDDLE, y_codes.to(KIND), mask=keep_high)
+    target = source[:, None] + at[None, :]
+    tl.store(target, decoded(x_codes, x_scale, x_least, CODES, low.dtype), mask=keep_low)
+    tl.store(target + MIDDLE, decoded(y_codes, y_scale, y_least, CODES, high.dtype), mask=keep_high)
 
 
 @triton.jit
@@ -203,15 +215,16 @@ def _largest_of(  # type: ignore[no-untyped-def]
 
     A NaN counts as infinity, which makes the scale infinite: the group reads as NaN.
     """
-    N: tl.constexpr = x.shape[0]
-    P: tl.constexpr = x.shape[1] // SHARED
     x = tl.where(in_x, tl.where(x == x, x, float("inf")), float("-inf"))
     y = tl.where(in_y, tl.where(y == y, y, float("inf")), float("-inf"))
-    x, y = tl.max(tl.reshape(x, [N, P, SHARED]), 2), tl.max(tl.reshape(y, [N, P, SHARED]), 2)
     if GROUP == WIDTH:
-        x = tl.maximum(x, y)
+        x = tl.max(tl.maximum(x, y), 1)[:, None]
         y = x
-    elif GROUP != SHARED:
+    else:
+        N: tl.constexpr = x.shape[0]
+        P: tl.constexpr = x.shape[1] // SHARED
+        x, y = tl.max(tl.reshape(x, [N, P, SHARED]), 2), tl.max(tl.reshape(y, [N, P, SHARED]), 2)
+    if WIDTH > GROUP and GROUP > SHARED:
         # an odd number of groups: one of them lies across the border, and each has two parts
         part = tl.arange(0, P)[None, :]
         x_group, y_group = part // 2, (WIDTH // GROUP + part) // 2
@@ -225,25 +238,27 @@ def _largest_of(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _scale(span, TYPE: tl.constexpr, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the scale of groups whose numbers span `span`, in f32, as TYPE holds it. The least is TYPE's least
-    (for f32: least normal) positive number."""
-    TINY: tl.constexpr = 2.0**-24 if TYPE == tl.float16 else 2.0**-126
-    return tl.maximum(tl.div_rn(span, _largest(CODES)).to(TYPE).to(tl.float32), TINY)
+    """Returns the scale of groups whose numbers span `span`, in f32, as TYPE holds it."""
+    LEAST: tl.constexpr = _LEAST_F16 if TYPE.primitive_bitwidth == 16 else _LEAST_F32
+    return tl.maximum(tl.div_rn(span, _largest(CODES)).to(TYPE).to(tl.float32), LEAST)
 
 
 @triton.jit
-def _coded(x, scale, least, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns codes, as int32 or e4m3."""
+def _coded(x, scale, each, least, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns codes, as int32 or e4m3. `each`: 1 / scale."""
     MOST: tl.constexpr = _largest(CODES)
     if counted(CODES):
         x -= least
-    steps = tl.div_rn(x, scale)
+    steps = x * each
     if CODES == "e4m3":
         # conversions of larger numbers give NaN on some devices; a NaN must stay one
-        steps = tl.clamp(steps, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
-        codes = steps.to(tl.float8e4nv)
+        codes = tl.clamp(steps, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
     else:
         LEAST: tl.constexpr = 0.0 if counted(CODES) else -MOST
+        # with what the product missed, this is x / scale to the last bit, so that halves round as in a division
+        each = tl.broadcast_to(each, x.shape)
+        steps = tl.fma(tl.fma(-steps, tl.broadcast_to(scale, x.shape), x), each, steps)
         whole = (steps + _ROUNDING) - _ROUNDING
-        codes = tl.minimum(tl.maximum(whole, LEAST), MOST).to(tl.int32)
+        # the scale of a NaN is infinite, and infinity times zero is NaN again
+        codes = tl.where(whole == whole, tl.minimum(tl.maximum(whole, LEAST), MOST), 0.0).to(tl.int32)
     return codes

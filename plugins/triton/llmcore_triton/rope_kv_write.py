@@ -1,23 +1,27 @@
 """rope_kv_write in one pass: rotates queries and keys in place, and also stores keys and values in the pool.
 
 With NORM the same kernel is qk_norm_rope_kv_write. A program takes one token and a block of heads: either of queries
-and keys, or of values.
+and keys, or of values. The layout's name says how keys and values are stored, see `quantized_kv`. Over a layout that
+quantizes, the kernel leaves in `qk` and `v` what it stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from llmcore.api import OpContext
-from llmcore.layers import Op
+from llmcore.layers import KV, Op
 
 from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.quantized_kv import exactly, halves_of, of_layout, store_heads
 from llmcore_triton.rope import block_of_heads, turned
 from llmcore_triton.rows import choose, power, size, small
+from llmcore_triton.specs.layouts import QUANTIZED, TOKEN
 
 
 @triton.jit
@@ -42,6 +46,8 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
     sin,
     keys,
     values,
+    k_marks,
+    v_marks,
     slots,
     q_weight,
     k_weight,
@@ -61,6 +67,10 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
     BLOCK_HEADS: tl.constexpr,
     QK_BLOCKS: tl.constexpr,
     NORM: tl.constexpr,
+    K_CODES: tl.constexpr,
+    K_GROUP: tl.constexpr,
+    V_CODES: tl.constexpr,
+    V_GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (token, block). The first QK_BLOCKS blocks are queries and keys, and the others are values."""
@@ -103,15 +113,31 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
                 rest = (rest.to(tl.float32) * scale * gain_rest).to(rest.dtype)
                 tl.store(source + others[None, :], rest, mask=beside)
         left, right = turned(first, second, c, s, first.dtype)
+        if K_CODES != "" and ROTATED == SIZE:
+            # keys follow when they are stored
+            keep = keep & is_query[:, None]
         tl.store(source + pairs[None, :], left, mask=keep)
         tl.store(source + ROTATED // 2 + pairs[None, :], right, mask=keep)
         if (block + 1) * BLOCK_HEADS > HEADS:
-            target = keys + slot * (KV_HEADS * SIZE) + (heads - HEADS)[:, None] * SIZE
-            is_key = (heads >= HEADS)[:, None]
-            tl.store(target + pairs[None, :], left, mask=keep & is_key)
-            tl.store(target + ROTATED // 2 + pairs[None, :], right, mask=keep & is_key)
-            if ROTATED < SIZE:
-                tl.store(target + others[None, :], rest, mask=beside & is_key)
+            if K_CODES == "":
+                target = keys + slot * (KV_HEADS * SIZE) + (heads - HEADS)[:, None] * SIZE
+                is_key = (heads >= HEADS)[:, None]
+                tl.store(target + pairs[None, :], left, mask=keep & is_key)
+                tl.store(target + ROTATED // 2 + pairs[None, :], right, mask=keep & is_key)
+                if ROTATED < SIZE:
+                    tl.store(target + others[None, :], rest, mask=beside & is_key)
+            else:
+                new = there & (heads >= HEADS)
+                origin = qk + token * qk_stride + heads * qk_head_stride
+                if ROTATED < SIZE:
+                    # rope's halves are not the head's; this reads what other threads of the program have written
+                    tl.debug_barrier()
+                    low, high = halves_of(origin, new, SIZE)
+                else:
+                    low, high = left, right
+                store_heads(
+                    origin, low, high, keys, k_marks, slot, heads - HEADS, new, KV_HEADS, SIZE, K_CODES, K_GROUP
+                )
     else:
         kv_heads = (block - QK_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         columns = tl.arange(0, VALUE)
@@ -119,9 +145,17 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
         wait(PDL)
         release(PDL)
         place = tl.load(slots + token).to(tl.int64)
-        value = tl.load(v + token * v_stride + kv_heads[:, None] * v_head_stride + columns[None, :], mask=inside)
-        destination = values + place * (KV_HEADS * VALUE_SIZE) + kv_heads[:, None] * VALUE_SIZE
-        tl.store(destination + columns[None, :], value, mask=inside)
+        if V_CODES == "":
+            value = tl.load(v + token * v_stride + kv_heads[:, None] * v_head_stride + columns[None, :], mask=inside)
+            destination = values + place * (KV_HEADS * VALUE_SIZE) + kv_heads[:, None] * VALUE_SIZE
+            tl.store(destination + columns[None, :], value, mask=inside)
+        else:
+            own = kv_heads < KV_HEADS
+            begin = v + token * v_stride + kv_heads * v_head_stride
+            low, high = halves_of(begin, own, VALUE_SIZE)
+            store_heads(
+                begin, low, high, values, v_marks, place, kv_heads, own, KV_HEADS, VALUE_SIZE, V_CODES, V_GROUP
+            )
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
@@ -135,46 +169,57 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
         yield block_of_heads(context, heads)
 
 
-def fixed_parts(context: OpContext, config: Mapping[str, Any], *, norm: bool) -> tuple[dict[str, Any], int]:
-    """Returns the kernel's constants except those of values, and the blocks of heads per token."""
+def by_value_size(context: OpContext, config: Mapping[str, Any], *, norm: bool) -> tuple[Callable[[int], Bound], int]:
+    """Returns (size of a value -> the kernel in the configuration `config`, blocks of heads per token)."""
     heads, kv_heads, width, rotated = (size(context, name) for name in ("heads", "kv_heads", "size", "rotated"))
     pdl, block = overlaps(context), config["heads"]
     qk_blocks = -(-(heads + kv_heads) // block)
-    fixed = {
-        "HEADS": heads,
-        "KV_HEADS": kv_heads,
-        "SIZE": width,
-        "ROTATED": rotated,
-        "HALF": power(rotated // 2),
-        "REST": power(width - rotated),
-        "BLOCK_HEADS": block,
-        "QK_BLOCKS": qk_blocks,
-        "NORM": norm,
-        "PDL": pdl,
-        "launch_pdl": pdl,
-        "num_warps": config["num_warps"],
-    }
-    return fixed, qk_blocks + -(-kv_heads // block)
+    key, value = QUANTIZED.get(context.layout or TOKEN, (None, None))
+    launch = Bound(
+        rotate_and_store,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        SIZE=width,
+        ROTATED=rotated,
+        HALF=power(rotated // 2),
+        REST=power(width - rotated),
+        BLOCK_HEADS=block,
+        QK_BLOCKS=qk_blocks,
+        NORM=norm,
+        **of_layout(key, width, "K_"),
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=config["num_warps"],
+        **exactly(context.dtype, key, value),
+    )
+
+    @cache
+    def over(value_size: int) -> Bound:
+        return launch.but(VALUE_SIZE=value_size, VALUE=power(value_size), **of_layout(value, value_size, "V_"))
+
+    return over, qk_blocks + -(-kv_heads // block)
+
+
+def four(kv: KV) -> KV:
+    """Returns the keys, the values, and the marks of both. Tensors without a meaning stand in for marks."""
+    return (*kv, *kv)[:4]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`."""
-    fixed, blocks = fixed_parts(context, config, norm=False)
-    launch = Bound(rotate_and_store, **fixed)
+    kernel, blocks = by_value_size(context, config, norm=False)
 
     def run(
         qk: torch.Tensor,
         v: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        kv: tuple[torch.Tensor, torch.Tensor],
+        kv: KV,
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size] -> qk itself, rotated."""
-        keys, values = kv
-        width = v.shape[2]
-        parts = (qk, v, cos, sin, keys, values, slots, qk, qk, 0.0, *qk.stride()[:2], *v.stride()[:2])
-        launch.but(VALUE_SIZE=width, VALUE=power(width))((qk.shape[0], blocks), *parts)
+        parts = (qk, v, cos, sin, *four(kv), slots, qk, qk, 0.0, *qk.stride()[:2], *v.stride()[:2])
+        kernel(v.shape[2])((qk.shape[0], blocks), *parts)
         return qk
 
     return run

@@ -3,8 +3,8 @@
 A file is for one GPU: ``{"gpu": "NVIDIA H200", "capability": 90, "entries": [entry, ...]}``. An entry is the best
 configuration of one kernel for one op, dtype, shape and token bucket: ``{"op": "linear", "kernel": "small_rows",
 "dtype": "bf16", "bucket": 0, "shape": {"inputs": 4096, ...}, "us": 9.8, "config": {"block_n": 64, ...}}``. `config` is
-{} for a kernel without choices. `scripts/tune.py` writes the files. A GPU without a file uses that of another GPU
-with the same compute capability.
+{} for a kernel without choices. An entry for a layout that quantizes has its name under `layout`. `scripts/tune.py`
+writes the files. A GPU without a file uses that of another GPU with the same compute capability.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from typing import Any
 
 from llmcore.api import DeviceInfo, OpContext
 
+from llmcore_triton.specs.layouts import QUANTIZED, QUANTIZED_LATENT
+
 Entry = Mapping[str, Any]
+
+_QUANTIZED = frozenset({*QUANTIZED, *QUANTIZED_LATENT})
 
 _FOLDER = Path(__file__).with_name("tuned")
 
@@ -36,12 +40,12 @@ def microseconds(context: OpContext) -> float | None:
 
 def fastest(context: OpContext) -> float | None:
     """Returns the microseconds of the op's fastest measured kernel for `context`, or None."""
-    return _least(context.device, _key(context.op, "", context.dtype, context.bucket, context.shape))
+    return _least(context.device, _of(context, "", context.shape))
 
 
 def fastest_of_any_shape(context: OpContext) -> float | None:
     """The least microseconds of any measured shape: a lower bound for a `context` that has not been measured."""
-    return _least(context.device, _key(context.op, "", context.dtype, context.bucket, {})[:-1])
+    return _least(context.device, _of(context, "", {})[:-1])
 
 
 def _least(device: DeviceInfo, key: tuple[object, ...]) -> float | None:
@@ -57,11 +61,19 @@ def _least(device: DeviceInfo, key: tuple[object, ...]) -> float | None:
 def find(kernel: str, context: OpContext) -> Entry | None:
     """Returns the entry of `kernel` for `context`, or None."""
     table = _table(context.device)
-    return table.get(_key(context.op, kernel, context.dtype, context.bucket, context.shape))
+    return table.get(_of(context, kernel, context.shape))
 
 
-def _key(op: str, kernel: str, dtype: str, bucket: int, shape: Mapping[str, Any]) -> tuple[object, ...]:
-    return (op, kernel, dtype, bucket, tuple(sorted((k, v) for k, v in shape.items() if v not in (None, False))))
+def _of(context: OpContext, kernel: str, shape: Mapping[str, Any]) -> tuple[object, ...]:
+    layout = context.layout if context.layout in _QUANTIZED else None
+    return _key(context.op, kernel, context.dtype, context.bucket, layout, shape)
+
+
+def _key(
+    op: str, kernel: str, dtype: str, bucket: int, layout: str | None, shape: Mapping[str, Any]
+) -> tuple[object, ...]:
+    sizes = tuple(sorted((k, v) for k, v in shape.items() if v not in (None, False)))
+    return (op, kernel, dtype, bucket, layout, sizes)
 
 
 @cache
@@ -70,7 +82,7 @@ def _table(device: DeviceInfo) -> Mapping[tuple[object, ...], Entry]:
     mine = [file for file in files if file["gpu"] == device.name]
     siblings = [file for file in files if file["capability"] == device.capability]
     return {
-        _key(entry["op"], entry["kernel"], entry["dtype"], entry["bucket"], entry["shape"]): entry
+        _key(entry["op"], entry["kernel"], entry["dtype"], entry["bucket"], entry.get("layout"), entry["shape"]): entry
         for file in (mine or siblings)[:1]
         for entry in file["entries"]
     }

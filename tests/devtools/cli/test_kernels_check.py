@@ -13,12 +13,13 @@ from click.testing import CliRunner, Result
 from llmcore.api.models import AttnSpec
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.cli.kernels import command
-from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm
+from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm, rope_kv_write
 from llmcore.ops.attention import attend, shape_of
 from llmcore.registry.loader import load
 from llmcore.registry.resolve import candidates_for
 from llmcore_devtools.kernels.attention_cases import cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
+from llmcore_devtools.kernels.compare import check as check_op
 from llmcore_devtools.kernels.compare import check_invariance, compare
 from llmcore_devtools.loaded_model import registry_for_tests
 
@@ -174,6 +175,39 @@ def test_long_samples_over_a_layout_of_a_plugin() -> None:
     [plain] = next(cases_of(attn_gqa_decode, token, attn_gqa_decode.long_samples(token), long=True))
     lost = (plain.expected()[0] - sample.expected()[0]).abs().max()
     assert lost > 10 * attn_gqa_decode.TOLERANCE["f32"]
+
+
+def test_writes_into_a_layout_of_a_plugin_get_its_pools() -> None:
+    shape = {"heads": 3, "kv_heads": 2, "size": 8, "rotated": 8}
+    context = OpContext(
+        op="rope_kv_write",
+        device=DeviceInfo("cpu"),
+        dtype="f32",
+        layout="int8-heads",
+        granule=4,
+        bucket=1,
+        shape=shape,
+    )
+    registry = registry_for_tests([str(INT8)])
+    assert over_its_layout(registry, rope_kv_write, replace(context, layout="token"))[0] is rope_kv_write
+    module, same = over_its_layout(registry, rope_kv_write, context)
+    assert same == context and check_op(module, module.reference, context) > 0
+
+    def unrounded(qk, v, *rest):
+        return module.reference(qk, v.clone(), *rest)
+
+    def elsewhere(qk, v, cos, sin, kv, slots):
+        beside = torch.tensor([slot for slot in range(len(kv[0])) if slot not in slots.tolist()][:1])
+        kv[0][beside] = 0
+        return module.reference(qk, v, cos, sin, kv, slots)
+
+    def other_keys(qk, v, *rest):
+        return module.reference(qk * 1.1, v, *rest)
+
+    wrong = ((unrounded, "values that the call leaves"), (elsewhere, "other slots"), (other_keys, "off by"))
+    for kernel, told in wrong:
+        with pytest.raises(AssertionError, match=told):
+            check_op(module, kernel, context)
 
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:

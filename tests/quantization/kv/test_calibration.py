@@ -308,6 +308,28 @@ def test_scales_of_checkpoints(key: str, value: str, caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
+@pytest.mark.parametrize("names", [("self_attn.k_scale", "self_attn.v_scale"), ("self_attn.kv_scale",) * 2])
+def test_an_engine_takes_them_beside_quantized_weights(names: tuple[str, str], folder: Path, tmp_path: Path) -> None:
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            scale = tensor.abs().amax() / 448
+            tensors[name], tensors[f"{name}_scale"] = (tensor / scale).to(torch.float8_e4m3fn), scale.view(1)
+        else:
+            tensors[name] = tensor
+    for layer in range(LAYERS):
+        tensors |= {f"model.layers.{layer}.{name}": torch.tensor([0.01 * (layer + 1)]) for name in names}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_tokenizer(tmp_path)
+    with LLM(tmp_path, ["llama", "quantization"], device="cpu", data_type="fp32", quant_policy="fp8") as llm:
+        for layer, kv in llm.kv[0].kv.items():
+            assert torch.equal(torch.stack(kv[2:]), torch.full((2, HEADS), 0.01 * (layer + 1)))
+        assert llm.generate("The river", max_new_tokens=3)[0].token_ids
+
+
 def test_a_checkpoint_may_have_a_scale_per_head() -> None:
     scales = {
         f"model.layers.{layer}.self_attn.{side}_scale": largest()[layer, 0] for layer in range(2) for side in "kv"

@@ -3,19 +3,22 @@ equal to the bit."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from llmcore.api import ConfigError, DType, KVGroupSpec
+from llmcore.layers.layout import TokenLayout
 from llmcore_devtools.conformance_computing import check_register_kv_layouts
 from llmcore_devtools.loaded_model import registry_for_tests
 from llmcore_quantization.kv.layouts import LatentCodes, TokenCodes
-from llmcore_quantization.kv.names import FORMS, LATENT, Form
+from llmcore_quantization.kv.names import FORMS, LATENT, Form, modes
 from numpy.typing import NDArray
 
 CPU = torch.device("cpu")
@@ -34,7 +37,8 @@ def floats() -> Array:
     """All finite numbers of e4m3 from 0 up, by code: 4 bits of exponent, 3 of mantissa."""
     code = np.arange(127)
     exponent, mantissa = code >> 3, code & 7
-    return np.asarray(np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0**-6))
+    found: Array = np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0**-6)
+    return found
 
 
 def nearest_float(x: Array) -> Array:
@@ -42,7 +46,7 @@ def nearest_float(x: Array) -> Array:
     known, size = floats(), np.minimum(np.abs(x), 448)
     above = np.clip(np.searchsorted(known, size), 1, 126)
     down, up = size - known[above - 1], known[above] - size
-    code = np.where((down < up) | ((down == up) & (above % 2 == 1)), above - 1, above)
+    code: Array = np.where((down < up) | ((down == up) & (above % 2 == 1)), above - 1, above)
     return code + 128 * np.signbit(x)
 
 
@@ -299,6 +303,7 @@ def test_a_group_that_is_wider_than_the_head_is_the_head() -> None:
 
 
 LLAMA_8B: Mapping[str, int] = {
+    "token": 4096,
     "token-int8": 2080,
     "token-int8-min": 2112,
     "token-int4": 1280,
@@ -309,12 +314,23 @@ LLAMA_8B: Mapping[str, int] = {
 """Bytes per token and layer of 8 KV heads of 128, from the specification."""
 
 
-@pytest.mark.parametrize("name", LLAMA_8B)
-def test_bytes_are_those_of_the_specification(name: str) -> None:
+def bytes_of_a_token(name: str) -> int:
     group = KVGroupSpec(name="kv", layers=(0,), kv_heads=8, key_size=128, value_size=128, layout=name)
-    layout = TokenCodes(group, 1, "bf16")
-    assert layout.bytes == LLAMA_8B[name]
+    layout = TokenLayout(group, 1, "bf16") if name == "token" else TokenCodes(group, 1, "bf16")
     assert layout.bytes * 8 == sum(part.nbytes for part in layout.pool(layout.tensors(8, CPU)[0]))
+    return layout.bytes
+
+
+def test_bytes_are_those_of_the_specification_and_of_the_page() -> None:
+    assert {name: bytes_of_a_token(name) for name in LLAMA_8B} == LLAMA_8B
+    page = (Path(__file__).resolve().parents[3] / "docs" / "operators.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(token[^`]*)` \| (.*?) \|.* \| ([\d,]+) \| \S+ \|$", page, re.MULTILINE)
+    assert {name: int(size.replace(",", "")) for name, _, size in rows} == {
+        name: bytes_of_a_token(name) for name in ("token", *FORMS)
+    }
+    pinned = {mode.name: layout for mode in modes() for layout in mode.layouts.values()}
+    for layout, named, _ in rows:
+        assert all(pinned[mode] == layout for mode in re.findall("`(.+?)`", named))
 
 
 def test_a_latent_row_has_656_bytes() -> None:

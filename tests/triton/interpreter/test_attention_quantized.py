@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnLimits
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import attention, attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill
 from llmcore_deepseek.ops import attn_mla
 from llmcore_devtools import registry_of
-from llmcore_devtools.kernels.attention_stored import over_its_layout
+from llmcore_devtools.kernels.attention_cases import Uploads, cases_of
+from llmcore_devtools.kernels.attention_stored import over_its_layout, stored
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding, prefill
-from llmcore_triton.attention import stored as reading
 from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import Config
+from llmcore_triton.attention.stored import half
 from llmcore_triton.mla import decode as mla_decode
 from llmcore_triton.mla import unified as mla_unified
 from llmcore_triton.specs.layouts import QUANTIZED
@@ -50,25 +52,28 @@ def held_to_gather(where: OpContext, kernel: Any, rows: attention.Sample) -> Non
     module = OPS.get(where.op, attn_mla)
     op = SimpleNamespace(LAYOUTS=module.LAYOUTS, TOLERANCE=module.TOLERANCE, samples=samples)
     op.JOINED = getattr(module, "JOINED", False)
-    stored, where = over_its_layout(registry_of(), op, where)
-    if getattr(stored.layout, "fixed", None):
-        scales = torch.linspace(0.003, 0.02, 2 * stored.layout.group.kv_heads)
-        stored.layout.fixed[0] = (scales[::2].clone(), scales[1::2].clone())
-    assert check(stored, kernel, where) == 1
+    over, where = over_its_layout(registry_of(), op, where)
+    if getattr(over.layout, "fixed", None):
+        scales = torch.linspace(0.003, 0.02, 2 * over.layout.group.kv_heads)
+        over.layout.fixed[0] = (scales[::2].clone(), scales[1::2].clone())
+    assert check(over, kernel, where) == 1
 
 
 DECODED: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "int8": ("token-int8", {"dtype": "bf16", "granule": 16}),
     "int8 in groups of 8 heads": ("token-int8", {"heads": 8, "kv_heads": 1, "window": 21}),
-    "int8, exact": ("token-int8", {"dtype": "f32", "heads": 2, "granule": 16}),
-    "groups of int8": ("token-int8-g8", {}),
-    "int8 from a least value": ("token-int8-min", {"dtype": "f32"}),
+    "int8, exact": ("token-int8", {"dtype": "f32", "heads": 2}),
+    "groups of int8": ("token-int8-g8", {"dtype": "bf16"}),
+    "int8 from a least value": ("token-int8-min", {"dtype": "bf16", "soft_cap": 2.0}),
     "int8 from a least value, odd sizes": ("token-int8-min", {"key_size": 24, "value_size": 40, "granule": 16}),
-    "4 bits": ("token-int4", {"key_size": 64, "value_size": 64}),
-    "4 bits, values shorter than keys": ("token-int4", {"dtype": "f32", "key_size": 64, "value_size": 32}),
-    "4 bits, odd sizes": ("token-int4-g8", {"key_size": 40, "value_size": 24, "granule": 16}),
-    "keys of 8 bits, values of 4": ("token-int8-int4", {"key_size": 32, "value_size": 64}),
-    "fp8, exact": ("token-fp8", {"dtype": "f32", "soft_cap": 2.0}),
-    "fp8, a scale per token": ("token-fp8-dynamic", {"granule": 16, "heads": 2}),
+    "int8 from a least value, exact": ("token-int8-min", {"dtype": "f32"}),
+    "4 bits": ("token-int4", {"dtype": "bf16", "key_size": 64, "value_size": 64, "granule": 16}),
+    "4 bits, values shorter than keys": ("token-int4", {"key_size": 64, "value_size": 32}),
+    "4 bits, odd sizes": ("token-int4-g8", {"dtype": "f32", "key_size": 40, "value_size": 24}),
+    "keys of 8 bits, values of 4": ("token-int8-int4", {"dtype": "bf16", "key_size": 32, "value_size": 64}),
+    "fp8": ("token-fp8", {"dtype": "bf16", "soft_cap": 2.0}),
+    "fp8, exact": ("token-fp8", {"dtype": "f32", "granule": 16}),
+    "fp8, a scale per token": ("token-fp8-dynamic", {"heads": 3, "kv_heads": 3}),
 }
 
 
@@ -79,16 +84,24 @@ def test_decode(case: str) -> None:
     held_to_gather(where, gqa_flashdecoding.make_with(where, SPLITTING), DECODE)
 
 
-@pytest.mark.parametrize("layout", ["token-int8", "token-int8-int4", "token-fp8", "token-fp8-dynamic"])
-def test_scales_of_values_folded_as_in_bf16(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter does not multiply bf16, and scales here are large enough for f16."""
-    monkeypatch.setitem(reading._FOLDING, "f16", reading._FOLDING["bf16"])
-    where = context("attn.gqa.decode", layout, key_size=32, value_size=32)
-    assert True in reading.folded(where).values()
-    held_to_gather(where, gqa_flashdecoding.make_with(where, SPLITTING), DECODE)
+@pytest.mark.parametrize("size", [1e-6, 3e4])
+def test_f16_products_hold_what_bf16_holds(size: float) -> None:
+    """Queries and values of a bf16 model that f16 could not hold."""
+    where = context("attn.gqa.decode", "token-int8", "bf16", scale=0.25 / size)
+    [plain] = next(cases_of(attn_gqa_decode, replace(where, layout="token"), [DECODE]))
+    plain.q.mul_(size)
+    plain.kv[1].mul_(size / 10)
+    tried, _ = over_its_layout(registry_of(), attn_gqa_decode, where)
+    given = stored(plain, tried.layout)
+    kernel = gqa_flashdecoding.make_with(where, SPLITTING)
+    kernel.workspace(AttnLimits(rows=4, tokens=4, kv_len=80))
+    meta = dict(given.meta)
+    kernel.plan(given.rows, Uploads(meta))
+    got = kernel.run(given.q, given.k_new, given.v_new, given.kv, meta, given.out())
+    torch.testing.assert_close(got.float(), given.expected()[0], rtol=0.02, atol=0.002 * size)
 
 
-@pytest.mark.parametrize(("module", "dtype"), [(flashdecoding, "bf16"), (gqa_attention, "f16")])
+@pytest.mark.parametrize(("module", "dtype"), [(flashdecoding, "f16"), (gqa_attention, "bf16")])
 @pytest.mark.parametrize("layout", ["token-int8", "token-int4-g16", "token-fp8"])
 def test_other_kernels_of_decode(layout: str, module: Any, dtype: str) -> None:
     where = context("attn.gqa.decode", layout, dtype, key_size=32, value_size=32)
@@ -96,18 +109,26 @@ def test_other_kernels_of_decode(layout: str, module: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "deterministic"),
-    [("token-int8", False), ("token-int8", True), ("token-int4-g16", True), ("token-fp8", False)],
+    ("layout", "dtype", "deterministic"),
+    [
+        ("token-int8", "bf16", False),
+        ("token-int8", "f16", True),
+        ("token-int8-min", "f16", False),
+        ("token-int4-g16", "f16", True),
+        ("token-int4-g16", "bf16", False),
+        ("token-fp8", "bf16", False),
+    ],
 )
-def test_mixed(layout: str, deterministic: bool) -> None:
-    where = context("attn.gqa.mixed", layout, "f16", 16, key_size=32, value_size=32)
+def test_mixed(layout: str, dtype: str, deterministic: bool) -> None:
+    where = context("attn.gqa.mixed", layout, dtype, 16, key_size=32, value_size=32)
     where = replace(where, deterministic=deterministic)
     fixed = 32 if deterministic else None
     held_to_gather(where, Grouped(where, Config(**SPLITTING), decode=False, fixed=fixed), CHUNKS)
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"), [("token-int8", "f16"), ("token-int4-g16", "f32"), ("token-int8-min", "f16"), ("token-fp8", "f16")]
+    ("layout", "dtype"),
+    [("token-int8", "f16"), ("token-int4-g16", "f32"), ("token-int8-min", "f16"), ("token-fp8", "f16")],
 )
 def test_prefill_behind_a_prefix(layout: str, dtype: str) -> None:
     where = context("attn.gqa.prefill", layout, dtype, 16, key_size=32, value_size=32)
@@ -124,12 +145,10 @@ def test_latents(op: str, dtype: str, latent: int) -> None:
     held_to_gather(where, module.make_with(where, {**SPLITTING, "block_m": 16}), rows)
 
 
-def test_scales_are_folded_where_that_is_exact_enough() -> None:
-    def both(layout: str, dtype: str, deterministic: bool = False) -> tuple[bool, ...]:
-        where = replace(context("attn.gqa.decode", layout, dtype), deterministic=deterministic)
-        return tuple(reading.folded(where).values())
-
-    assert both("token-int8", "bf16") == both("token-fp8", "bf16") == (True, True)
-    assert both("token-int8", "f16") == both("token-int8-int4", "bf16") == (True, False)
+def test_where_products_are_of_f16() -> None:
     for layout in ("token", *QUANTIZED):
-        assert both(layout, "f32") == both(layout, "bf16", deterministic=True) == (False, False)
+        where = context("attn.gqa.decode", layout, "bf16")
+        assert half(where) == (layout != "token")
+        assert not half(replace(where, deterministic=True))
+        assert not half(replace(where, dtype="f32"))
+    assert not half(context("attn.gqa.decode", "token-int8", "bf16", key_size=24))

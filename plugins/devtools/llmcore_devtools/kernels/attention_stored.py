@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from llmcore.api.models import KVGroupSpec
@@ -15,31 +15,20 @@ from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 
 from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
-
-KV = tuple[torch.Tensor, ...]
-
-
-class Stores(Protocol):
-    """The part of a llmcore.layers.Layout that these cases use."""
-
-    granule: int
-    joined: bool
-
-    def tensors(self, granules: int, device: torch.device) -> Mapping[int, KV]: ...
-    def pool(self, kv: KV) -> KV: ...
-    def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None: ...
-    def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+from llmcore_devtools.kernels.write_stored import StoredWrites, Stores
 
 
 def over_its_layout(registry: Registry, module: Any, context: OpContext) -> tuple[Any, OpContext]:
-    """(op's `module`, `context`) as they are; for attention over a layout that the op's samples do not know, a module
-    whose samples are stored in that layout, and the context in which the reference reads them.
+    """(op's `module`, `context`) as they are; over a layout that the op's samples do not know, a module whose samples
+    are stored in that layout, and for attention the context in which the reference reads them.
 
     The layout is made for the heads of `context`. Raises ConfigError if no plugin brings it, or if it does not take
     these heads.
     """
-    if not context.op.startswith("attn.") or context.layout in getattr(module, "LAYOUTS", (context.layout,)):
+    if context.layout in getattr(module, "LAYOUTS", (context.layout,)):
         return module, context
+    if not context.op.startswith("attn."):
+        return StoredWrites(registry, module, context), context
     spec, name = spec_of(context), str(context.layout)
     heads, key, value = spec.kv_heads, spec.key_size, spec.value_size
     group = KVGroupSpec(name="kv", layers=(0,), layout=name, kv_heads=heads, key_size=key, value_size=value)

@@ -30,6 +30,7 @@ from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import moved, planned, tensors
+from llmcore_devtools.kernels.write_stored import Stores
 
 Call = Callable[[], Any]
 
@@ -195,13 +196,16 @@ class Bench:
                 with torch.inference_mode(), drawing(0, where, tokens):
                     for sample in _samples(samples, context, tokens):
                         rotated = _rotated(moved(sample, where), self.effort)
-                        for row, make in self._kernels(context):
+                        for row, make in self._kernels(context, getattr(samples, "layout", None)):
                             self._time(row, make, samples, context, rotated)
                             yield row
                         del rotated
 
-    def _kernels(self, context: OpContext) -> Iterator[tuple[BenchRow, Call]]:
-        """(row, make) of every kernel that fits, and of a composite's parts."""
+    def _kernels(self, context: OpContext, layout: Stores | None) -> Iterator[tuple[BenchRow, Call]]:
+        """(row, make) of every kernel that fits, and of a composite's parts.
+
+        `layout`: the one of which the samples have pools, if the op's own samples do not know it.
+        """
         candidates = candidates_for(self.registry, context.op)
         spec = self.registry.find(OpSpec, context.op)
         try:
@@ -211,20 +215,29 @@ class Bench:
         # the engine runs a composite's parts instead of its reference
         chosen = PARTS if chosen == REFERENCE and spec.expands_to else chosen
         for kernel, plugin in candidates:
+            if kernel.name == REFERENCE and spec.expands_to and layout is not None:
+                continue  # it knows no such pool
             if kernel.name in (self.pins.get(context.op, kernel.name), REFERENCE) and why_not(kernel, context) is None:
                 yield self._row(context, kernel.name, plugin.name, chosen), partial(made, kernel, context)
-        if spec.expands_to and "kv_write" not in context.op:  # whose other part is the layout's
-            yield self._row(context, PARTS, "", chosen), partial(self._parts, spec, context)
+        if spec.expands_to and (
+            "kv_write" not in context.op or layout is not None
+        ):  # whose other part is the layout's
+            yield self._row(context, PARTS, "", chosen), partial(self._parts, context, layout)
 
     def _row(self, context: OpContext, kernel: str, plugin: str, chosen: str) -> BenchRow:
         return BenchRow(context.op, kernel, plugin, context.dtype, dict(context.shape), chosen=kernel == chosen)
 
-    def _parts(self, spec: OpSpec, context: OpContext) -> Any:
+    def _parts(self, context: OpContext, layout: Stores | None) -> Any:
         def part(op: str, **shape: Any) -> Any:
+            if op == "kv_write" and layout is not None:
+                return layout.write
             own = replace(context, op=op, shape=shape)
-            return made(resolve(candidates_for(self.registry, op), own, self.pins, self.registry.order).chosen, own)
+            chosen = resolve(candidates_for(self.registry, op), own, self.pins, self.registry.order).chosen
+            if chosen.name == REFERENCE and self.registry.find(OpSpec, op).expands_to:
+                return self._parts(own, layout)
+            return made(chosen, own)
 
-        return load(f"{spec.module}:expand")(context, part)
+        return load(f"{self.registry.find(OpSpec, context.op).module}:expand")(context, part)
 
     def _time(
         self, row: BenchRow, make: Call, module: Any, context: OpContext, rotated: Sequence[tuple[Any, ...]]

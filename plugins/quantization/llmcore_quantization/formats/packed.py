@@ -257,7 +257,7 @@ DECLINED: Mapping[str, str] = {
     "sparse": "sparse weights are not computed",
     "bit": "no op multiplies codes of that width",
 }
-"""What a declined value names -> why."""
+"""A part of a value that is declined -> the reason."""
 
 
 def known(format: str, quantization: Mapping[str, Any], values: Mapping[str, tuple[Any, ...]]) -> None:

@@ -64,7 +64,7 @@ SPARE = 64
 def command(
     resolved: Resolved, model: str | None, prompts: Path | None, prompt_len: int, quant_type: Kind, output: Path
 ) -> None:
-    """Measure the scales of fp8 KV.
+    """Measure the scales of fp8 KV on a text.
 
     MODEL is a directory or a GGUF file, as in --model_dir. The file is for --kv_quant_calibration_config_path of
     `serve`. Take text as your requests have it: numbers beyond the largest that was seen are cut.

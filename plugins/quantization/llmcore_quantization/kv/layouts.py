@@ -71,7 +71,7 @@ class Side:
         )
 
     def decode(self, codes: torch.Tensor, marks: torch.Tensor | None, fixed: torch.Tensor | None) -> torch.Tensor:
-        """What is stored -> [T, heads, width] in the model's type."""
+        """Codes and marks -> [T, heads, width] in the model's type."""
         if self.form.codes == "u4":
             codes = torch.cat((codes & 15, codes >> 4), -1)
         groups = codes.float().view(*codes.shape[:-1], self.groups, self.width // self.groups)

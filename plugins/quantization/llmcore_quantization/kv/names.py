@@ -28,7 +28,7 @@ KINDS: Mapping[str, str] = {"fp8kv_sph": "per_head", "fp8kv_spt": "per_tensor"}
 
 @dataclass(frozen=True)
 class Form:
-    """How the keys or the values of a head are stored.
+    """The form in which the keys or the values of a head are stored.
 
     `codes`: the type of an element. `group`: elements that share a scale, 0: the whole head. `least`: a group also
     stores its least value, from which its codes count (asymmetric). `fixed`: scales are constants of the layout.

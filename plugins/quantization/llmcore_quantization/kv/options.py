@@ -19,7 +19,7 @@ _NO_POLICY: Mapping[str, str] = {"17": _NO_FORM, "fp8_e5m2": _NO_FORM, "42": _NO
 
 @dataclass(frozen=True, kw_only=True)
 class KVQuantization:
-    """How keys and values are stored."""
+    """Storage of keys and values."""
 
     quant_policy: str = option(
         "0",

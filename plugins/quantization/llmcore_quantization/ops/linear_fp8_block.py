@@ -1,4 +1,4 @@
-"""linear.fp8_block, a composite: x W^T + b, where W is float8 e4m3 with a scale per group of inputs, and x is rounded alike.
+"""linear.fp8_block, a composite: x W^T + b, where W is float8 e4m3 with a scale per group, and x is rounded alike.
 
 A group is 128 inputs in published checkpoints. Their scales are for blocks of 128 outputs; here each output repeats
 its block's. The largest magnitude of a token in a group becomes 448. A kernel multiplies the codes of a group and
@@ -19,7 +19,7 @@ from llmcore_quantization.ops import Samples, bias, long, moved, plain, scheme_o
 from llmcore_quantization.rounding import rounded
 
 TOLERANCE = {"f32": 3e-3, "f16": 6e-3, "bf16": 2e-2}
-"""That of linear.w8a8, for its reason."""
+"""The tolerance of linear.w8a8, for the same reason."""
 
 SHAPES: tuple[Shape, ...] = (
     shape_of(Scheme(codes="e4m3", group=128, scale="f32", inputs="group"), 256, 51, bias=True),

@@ -13,7 +13,7 @@ from llmcore_quantization.canonical import Scheme, dequantized
 from llmcore_quantization.ops import Samples, bias, long, moved, plain, scheme_of, shape_of, sizes, weight
 
 TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
-"""That of `linear`: the weight is rounded to the type of x before it is multiplied."""
+"""The tolerance of `linear`: the weight is rounded to the type of x before it is multiplied."""
 
 SHAPES: tuple[Shape, ...] = (
     shape_of(Scheme(codes="u4", group=32, zeros=True), 96, 51, bias=True),

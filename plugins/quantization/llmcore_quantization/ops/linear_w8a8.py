@@ -1,4 +1,4 @@
-"""linear.w8a8, a composite: x W^T + b, where W has codes of 8 bits with a scale per row, and x is rounded to the same codes.
+"""linear.w8a8, a composite: x W^T + b, where W has codes of 8 bits with a scale per row, and x is rounded alike.
 
 Without an `input_scale` each token has a scale of its own: its largest magnitude becomes 127 (int8) or 448 (float8
 e4m3). A kernel multiplies the codes and applies both scales to the sum.

@@ -13,7 +13,7 @@ from llmcore.layers import spec_of
 
 from llmcore_triton import tuned
 from llmcore_triton.attention.listed import Config, Listed, fitting, sizes, timed
-from llmcore_triton.attention.stored import folded, folded_scales, rows_of, stored_as
+from llmcore_triton.attention.stored import rows_of, stored_as
 from llmcore_triton.attention.tile import LN_2, capped, reach, row_of, slots_of
 from llmcore_triton.launch import Bound, release, wait
 
@@ -29,7 +29,6 @@ class PerHead(Listed):
         compiled = {
             **sizes(spec, context.granule),
             **stored_as(context),
-            **folded(context),
             "HEADS": spec.heads,
             "GROUP": spec.heads // spec.kv_heads,
             "BLOCK_N": config.block_n,
@@ -92,10 +91,8 @@ def per_head(  # type: ignore[no-untyped-def]
     V_SIZE: tl.constexpr,
     K_CODES: tl.constexpr,
     K_GROUP: tl.constexpr,
-    K_FOLD: tl.constexpr,
     V_CODES: tl.constexpr,
     V_GROUP: tl.constexpr,
-    V_FOLD: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -145,18 +142,11 @@ def per_head(  # type: ignore[no-untyped-def]
     for start in tl.range(from_token, to_token, BLOCK_N, num_stages=STAGES):
         there = start + tl.arange(0, BLOCK_N) < to_token
         slot = slots_of(places, start + tl.arange(0, BLOCK_N), there, GRANULE)
-        k = rows_of(
-            keys, k_marks, kv_head, slot, there, k_stride,
-            BLOCK_K, KV_HEADS, K_SIZE, K_CODES, K_GROUP, K_FOLD, DTYPE,
-        )  # fmt: skip
+        k = rows_of(keys, k_marks, kv_head, slot, there, k_stride, BLOCK_K, KV_HEADS, K_SIZE, K_CODES, K_GROUP, DTYPE)
         v = rows_of(
-            values, v_marks, kv_head, slot, there, v_stride,
-            BLOCK_V, KV_HEADS, V_SIZE, V_CODES, V_GROUP, V_FOLD, DTYPE,
-        )  # fmt: skip
-        scores = tl.sum(k.to(tl.float32) * x[None, :], 1)
-        if K_FOLD:
-            scores *= folded_scales(k_marks, kv_head, slot, there, KV_HEADS, K_GROUP)
-        scores = capped(scores, SCALE, SOFT_CAP)
+            values, v_marks, kv_head, slot, there, v_stride, BLOCK_V, KV_HEADS, V_SIZE, V_CODES, V_GROUP, DTYPE
+        )
+        scores = capped(tl.sum(k.to(tl.float32) * x[None, :], 1), SCALE, SOFT_CAP)
         seen = there
         if WINDOW > 0:
             seen = seen & (start + tl.arange(0, BLOCK_N) >= length - WINDOW)
@@ -166,8 +156,6 @@ def per_head(  # type: ignore[no-untyped-def]
         p = tl.exp2(scores - base)
         keep = tl.exp2(m - base)
         l = l * keep + tl.sum(p, 0)[None]  # noqa: E741
-        if V_FOLD:
-            p *= folded_scales(v_marks, kv_head, slot, there, KV_HEADS, V_GROUP)
         acc = acc * keep + tl.sum(v.to(tl.float32) * p[:, None], 0)
         m = highest
 

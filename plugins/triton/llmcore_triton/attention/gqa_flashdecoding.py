@@ -10,14 +10,14 @@ from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 from llmcore_triton.attention.grouped import Grouped
-from llmcore_triton.attention.listed import BLOCKS, Config, timed, usual
+from llmcore_triton.attention.listed import BLOCKS, Config, decoding, timed
 
 KERNEL = "gqa_flashdecoding"
 
 
 def make(context: OpContext) -> Grouped:
     """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
-    return make_with(context, tuned.choose(KERNEL, context, vars(usual(context))))
+    return make_with(context, tuned.choose(KERNEL, context, vars(decoding(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Grouped:
@@ -32,4 +32,4 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
             yield vars(replace(config, per_processor=per_processor))
     if context.bucket < 2:
         for least in (64, 256):
-            yield vars(replace(usual(context), least=least))
+            yield vars(replace(decoding(context), least=least))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext
@@ -11,7 +9,7 @@ from llmcore.layers import spec_of
 from triton import next_power_of_2
 
 from llmcore_triton.attention.listed import Config, Listed, reserve, sizes
-from llmcore_triton.attention.stored import folded, stored_as
+from llmcore_triton.attention.stored import half, stored_as
 from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, reach, row_of
 from llmcore_triton.launch import Bound, release, wait
 
@@ -32,7 +30,7 @@ class Grouped(Listed):
         compiled = {
             **sizes(spec, context.granule),
             **stored_as(context),
-            **folded(context),
+            "HALF": half(context),
             "KV_HEADS": spec.kv_heads,
             "GROUP": group,
             "TOKENS": tokens or 1,
@@ -93,10 +91,9 @@ def grouped(  # type: ignore[no-untyped-def]
     V_SIZE: tl.constexpr,
     K_CODES: tl.constexpr,
     K_GROUP: tl.constexpr,
-    K_FOLD: tl.constexpr,
     V_CODES: tl.constexpr,
     V_GROUP: tl.constexpr,
-    V_FOLD: tl.constexpr,
+    HALF: tl.constexpr,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -168,7 +165,7 @@ def grouped(  # type: ignore[no-untyped-def]
             part_m, part_l, part = attend(
                 x, query, keys, values, k_marks, v_marks, kv_head, places, start,
                 tl.minimum(start + FIXED, to_token), k_stride, v_stride, SCALE, SOFT_CAP, WINDOW, True, GRANULE,
-                KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, K_FOLD, V_CODES, V_GROUP, V_FOLD,
+                KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP, HALF,
                 BLOCK_V, BLOCK_N, STAGES,
             )  # fmt: skip
             part, part_lse = normalized(part_m, part_l, part)
@@ -177,7 +174,7 @@ def grouped(  # type: ignore[no-untyped-def]
         m, l, acc = attend(  # noqa: E741
             x, query, keys, values, k_marks, v_marks, kv_head, places, from_token,
             to_token, k_stride, v_stride, SCALE, SOFT_CAP, WINDOW, TOKENS > 1, GRANULE,
-            KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, K_FOLD, V_CODES, V_GROUP, V_FOLD, BLOCK_V, BLOCK_N, STAGES,
+            KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP, HALF, BLOCK_V, BLOCK_N, STAGES,
         )  # fmt: skip
     y, y_lse = normalized(m, l, acc)
 

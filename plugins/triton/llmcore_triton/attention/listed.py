@@ -21,6 +21,7 @@ from llmcore_triton import launch
 from llmcore_triton.attention.merge import merge_row, merge_tile
 from llmcore_triton.attention.stored import element_bytes, pools
 from llmcore_triton.attention.work import Planner
+from llmcore_triton.specs.layouts import QUANTIZED
 
 
 class Scratch:
@@ -110,6 +111,13 @@ def usual(context: OpContext, **changed: Any) -> Config:
     # exact f32 products do not use tensor cores, and their operands are in registers
     config = Config(block_n=16) if context.dtype == "f32" else Config(**changed)
     return fitting(context, config)
+
+
+def decoding(context: OpContext) -> Config:
+    """Returns the Config of a kernel for one query token per row that has not been measured."""
+    # converting codes takes time, so steps are longer: what they do beside that is shared by more tokens
+    longer = context.layout in QUANTIZED and context.bucket > 1
+    return usual(context, block_n=128, stages=3) if longer else usual(context)
 
 
 def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:

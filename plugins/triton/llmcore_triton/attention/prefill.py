@@ -257,7 +257,8 @@ def _fold(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize_on_alignment=["request", "q_start", "kv_len", "tiles", "lse"])
 def flash(  # type: ignore[no-untyped-def]
-    q, k_new, v_new, k_tiles, v_tiles, k_pool, v_pool, k_marks, v_marks, table, request, q_start, kv_len, tiles, out, lse,
+    q, k_new, v_new, k_tiles, v_tiles, k_pool, v_pool, k_marks, v_marks,
+    table, request, q_start, kv_len, tiles, out, lse,
     table_stride, q_stride, k_stride, v_stride, k_slot, v_slot, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     K_CODES: tl.constexpr, K_GROUP: tl.constexpr, V_CODES: tl.constexpr, V_GROUP: tl.constexpr,
@@ -325,13 +326,11 @@ def flash(  # type: ignore[no-untyped-def]
             there = position < length
             slot = slots_of(entries, position, there, GRANULE)
             k = rows_of(
-                k_pool, k_marks, kv_head, slot, there, k_slot,
-                PAD_K, KV_HEADS, KEY, K_CODES, K_GROUP, False, queries.dtype,
-            )  # fmt: skip
+                k_pool, k_marks, kv_head, slot, there, k_slot, PAD_K, KV_HEADS, KEY, K_CODES, K_GROUP, queries.dtype
+            )
             v = rows_of(
-                v_pool, v_marks, kv_head, slot, there, v_slot,
-                PAD_V, KV_HEADS, VALUE, V_CODES, V_GROUP, False, queries.dtype,
-            )  # fmt: skip
+                v_pool, v_marks, kv_head, slot, there, v_slot, PAD_V, KV_HEADS, VALUE, V_CODES, V_GROUP, queries.dtype
+            )
             edge = (block >= whole_to) | (block < whole_from)
             acc, total, top = _fold(
                 acc, total, top, queries, k, v, block, edge, q_position, length, scale, CAP, CAUSAL, WINDOW

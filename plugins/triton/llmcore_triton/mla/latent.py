@@ -130,9 +130,8 @@ def attend_latent(  # type: ignore[no-untyped-def]
         there = token < last
         slot = slots_of(places, token, there, GRANULE)
         latent = rows_of(
-            latents, marks, 0, slot, there, latent_stride,
-            BLOCK_L, 1, LATENT, CODES, GROUP, False, q_latent.dtype,
-        )  # fmt: skip
+            latents, marks, 0, slot, there, latent_stride, BLOCK_L, 1, LATENT, CODES, GROUP, q_latent.dtype
+        )
         rotated = tl.load(
             rotateds + slot[:, None] * rotated_stride + r_at[None, :], mask=inside_of(there, r_at, ROTATED), other=0.0
         )

@@ -13,7 +13,8 @@ from llmcore.layers import DTYPES, spec_of
 from triton import next_power_of_2
 
 from llmcore_triton import launch, tuned
-from llmcore_triton.attention.tile import LN_2, LOG2_E, inside_of
+from llmcore_triton.attention.stored import inside_of
+from llmcore_triton.attention.tile import LN_2, LOG2_E
 from llmcore_triton.launch import Box, release, wait
 
 KERNEL = "flash_varlen"

@@ -121,7 +121,6 @@ def beyond_flash(context: OpContext, largest_group: int = LARGEST_GROUP) -> str 
 
 _MLA = "llmcore_triton.mla"
 _TENSORS = replace(GPU, dtypes=frozenset({"f32", "f16", "bf16"}))
-_PLAIN_LATENT = replace(_TENSORS, layouts=frozenset({LATENT}))
 _LATENT = replace(_TENSORS, layouts=frozenset({LATENT, *QUANTIZED_LATENT}))
 
 LARGEST_LATENT = 512
@@ -137,7 +136,7 @@ def latent_kernels() -> Iterable[KernelSpec]:
         op="latent_rope_kv_write",
         name=NAME,
         make=f"{_MLA}.latent_rope_kv_write:make",
-        when=_PLAIN_LATENT,
+        when=_LATENT,
         refuses=made_for(("heads", "size", "latent", "rotated"), normed=False),
         cost=COST,
         batch_invariant=True,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from llmcore.api import KernelSpec, OpContext
 
 from llmcore_triton.specs import COST, GPU
+from llmcore_triton.specs.layouts import QUANTIZED, TOKEN, no_fp8
 
 NAME = "triton"
 """The name of every kernel here. There is one per op."""
@@ -67,7 +68,7 @@ def kernels() -> Iterable[KernelSpec]:
             make=f"llmcore_triton.{op}:make",
             when=replace(
                 GPU,
-                layouts=frozenset({"token"} if "kv_heads" in sizes else ()),
+                layouts=frozenset({TOKEN, *QUANTIZED} if "kv_heads" in sizes else ()),
                 buckets=frozenset({0, 1} if fused else ()),
             ),
             refuses=made_for(sizes, normed=op.endswith("_norm")),
@@ -88,8 +89,8 @@ def kernels() -> Iterable[KernelSpec]:
 
 
 def made_for(sizes: tuple[str, ...], *, normed: bool) -> Callable[[OpContext], str | None]:
-    """Returns a `refuses`: `sizes` must be whole numbers of the shape, a normed row at most LONGEST, and a route over
-    experts one that these kernels support."""
+    """Returns a `refuses`: `sizes` must be whole numbers of the shape, a normed row at most LONGEST, a route over
+    experts one that these kernels support, and KV stored in a form that the device has."""
 
     def refuses(context: OpContext) -> str | None:
         missing = [name for name in sizes if not isinstance(context.shape.get(name), int)]
@@ -98,7 +99,9 @@ def made_for(sizes: tuple[str, ...], *, normed: bool) -> Callable[[OpContext], s
         longest = context.shape["size"] if normed else 0
         if isinstance(longest, int) and longest > LONGEST:
             return f"has rows of up to {LONGEST} elements in its registers, not {longest}"
-        return _no_route(context) if "experts" in sizes else None
+        if "experts" in sizes:
+            return _no_route(context)
+        return no_fp8(context) if "kv_heads" in sizes or "latent" in sizes else None
 
     return refuses
 

@@ -12,7 +12,7 @@ import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -174,7 +174,10 @@ def seconds_of(device: Device, run: Call, least: float) -> float:
 
 @dataclass(frozen=True)
 class Bench:
-    """A run. `base`: the common part of all contexts. `pins`: op -> the kernel to time, beside the reference."""
+    """A run. `base`: the common part of all contexts. `pins`: op -> the kernel to time, beside the reference.
+
+    `layouts`: layout -> the one that a mode stores instead.
+    """
 
     registry: Registry
     device: Device
@@ -182,6 +185,7 @@ class Bench:
     best: Ceilings
     base: OpContext
     pins: Mapping[str, str]
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self, op: str, shapes: Sequence[Shape]) -> Iterator[BenchRow]:
         """A row per shape, bucket, call and kernel, as soon as it is measured."""
@@ -189,6 +193,7 @@ class Bench:
         where, layout, known = self.device.torch_device, self.base.layout, getattr(module, "LAYOUTS", ())
         if layout == DEFAULT_LAYOUT and known and layout not in known:
             layout = known[0]
+        layout = None if layout is None else self.layouts.get(layout, layout)
         for shape in shapes:
             for bucket, tokens in enumerate(_tokens(self.effort, module, shape, self.base.dtype)):
                 asked = replace(self.base, op=op, shape=dict(shape), bucket=bucket, layout=layout)

@@ -230,7 +230,7 @@ def written(folder: Path, entries: Sequence[Mapping[str, Any]], head: Mapping[st
 
 def _key(entry: Mapping[str, Any]) -> tuple[str, ...]:
     shape = json.dumps(entry["shape"], sort_keys=True)
-    return entry["op"], entry["dtype"], shape, str(entry["bucket"]), entry["kernel"]
+    return entry["op"], entry["dtype"], shape, str(entry["bucket"]), entry["kernel"], entry.get("layout", "")
 
 
 def parse() -> argparse.Namespace:

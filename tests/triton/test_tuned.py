@@ -12,6 +12,7 @@ from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext
 from llmcore.registry.loader import load
 from llmcore.registry.resolve import candidates_for, resolve, why_not
 from llmcore_devtools import registry_of
+from llmcore_triton import tuned
 
 FILES = sorted((Path(llmcore_triton.__file__).parent / "tuned").glob("*.json"))
 REGISTRY = registry_of()
@@ -23,18 +24,35 @@ def test_entries_are_of_kernels_that_exist(file: Path) -> None:
     device = DeviceInfo("cuda", table["gpu"], capability=table["capability"], processors=132)
     found: dict[str, OpContext] = {}
     for entry in table["entries"]:
-        layout = "token" if entry["op"].startswith("attn") or entry["op"].endswith("kv_write") else None
+        plain = "token" if entry["op"].startswith("attn") or entry["op"].endswith("kv_write") else None
+        layout = entry.get("layout", plain)
         context = OpContext(
             **{name: entry[name] for name in ("op", "dtype", "bucket", "shape")}, device=device, layout=layout
         )
         spec = {spec.name: spec for spec, _ in candidates_for(REGISTRY, entry["op"])}[entry["kernel"]]
         assert cost(spec, context) == pytest.approx(entry["us"], abs=1.0), "its cost is read from this entry"
-        found[json.dumps([entry["op"], entry["bucket"], entry["shape"]])] = context
+        found[json.dumps([entry["op"], entry["bucket"], entry["shape"], layout])] = context
     for context in found.values():
         kernels = candidates_for(REGISTRY, context.op)
         costs = [cost(spec, context) for spec, _ in kernels if why_not(spec, context) is None]
         if fitting := [took for took in costs if took is not None]:
             assert cost(resolve(kernels, context, {}).chosen, context) == min(fitting)
+
+
+def test_a_layout_that_quantizes_has_measurements_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = {"op": "attn.gqa.decode", "kernel": "k", "dtype": "bf16", "bucket": 0, "shape": {"heads": 4}, "us": 1.0}
+    entries = [{**base, "config": {"block_n": 32}}, {**base, "layout": "token-int8", "config": {"block_n": 128}}]
+    (tmp_path / "gpu.json").write_text(json.dumps({"gpu": "G", "capability": 90, "entries": entries}))
+    monkeypatch.setattr(tuned, "_FOLDER", tmp_path)
+    where = OpContext(
+        **{name: base[name] for name in ("op", "dtype", "bucket", "shape")},
+        device=DeviceInfo("cuda", "G", capability=90),
+    )
+    chosen = {
+        layout: tuned.choose("k", replace(where, layout=layout), {"block_n": 64})["block_n"]
+        for layout in ("token", "token-int8", "token-fp8")
+    }
+    assert chosen == {"token": 32, "token-int8": 128, "token-fp8": 64}
 
 
 def cost(spec: KernelSpec, context: OpContext) -> float | None:

@@ -115,12 +115,19 @@ def usual(context: OpContext, **changed: Any) -> Config:
     return fitting(context, config)
 
 
+_CODES: Mapping[int, Mapping[str, int]] = {
+    2: {"block_n": 64, "stages": 3, "per_processor": 4, "registers": 128},
+    3: {"block_n": 128, "stages": 3, "registers": 168},
+    4: {"block_n": 128, "stages": 3, "registers": 168},
+}
+"""Token bucket -> changes of decode's Config over codes, whose conversion takes time. A Hopper's multiprocessor then
+holds four programs, so that 64 rows of 8 KV heads run at once; or three, whose longer steps do less beside the
+conversion for each token. Chosen by counting instructions, not measured."""
+
+
 def decoding(context: OpContext) -> Config:
     """Returns the Config of a kernel for one query token per row that has not been measured."""
-    # Converting codes takes time, so steps are longer: what they do beside that is shared by more tokens. With 168
-    # registers a Hopper's multiprocessor holds three programs.
-    longer = context.layout in QUANTIZED and context.bucket > 1
-    return usual(context, block_n=128, stages=3, registers=168) if longer else usual(context)
+    return usual(context, **(_CODES.get(context.bucket, {}) if context.layout in QUANTIZED else {}))
 
 
 def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:

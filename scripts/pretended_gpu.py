@@ -137,7 +137,7 @@ def engine_of(model: str, sizes: Mapping[str, int], **settings: Any) -> Iterator
             "model_dir": folder,
             "load_format": "dummy",
             "device": "pretended",
-            "plugins": ["triton", "llama", "qwen", "deepseek", "contrib-models", __file__],
+            "plugins": ["triton", "quantization", "llama", "qwen", "deepseek", "contrib-models", __file__],
             # the host needs true lengths where it looks for cached tokens
             "kernel": ["step_inputs=torch"],
         }

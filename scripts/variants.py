@@ -1,6 +1,6 @@
 """Lists the kernels that would be compiled while requests are served, because the start met none like them. No GPU.
 
-    OMP_NUM_THREADS=1 python scripts/variants.py [--model llama-3.1-8b ...] [--steps 1000] [--layers 2] [--narrow]
+    OMP_NUM_THREADS=1 python scripts/variants.py [--model llama-3.1-8b ...] [--steps 1000] [--mode NAME ...] [--narrow]
 
 A compilation takes a second, in which all requests wait. Triton compiles a kernel for its compile-time arguments, the
 types of the others, and whether addresses and integers are multiples of 16. An engine with few layers on
@@ -117,9 +117,10 @@ def requests_of(bench: Any, steps: int, launches: Launches) -> None:
         engine.step()
 
 
-def report(model: str, sizes: Mapping[str, int], steps: int, launches: Launches) -> None:
+def report(model: str, sizes: Mapping[str, int], mode: Sequence[str], steps: int, launches: Launches) -> None:
     """Print one model's variants."""
     settings = {
+        "mode": mode,
         "max_req_total_len": LENGTH,
         "max_total_token_num": 60_000,
         "batch_max_tokens": 8192,
@@ -144,6 +145,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--narrow", action="store_true", help="of narrow tensors: quicker, other tables of kernels")
+    parser.add_argument("--mode", nargs="*", default=[], help="as in llmcore serve")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -151,7 +153,7 @@ def main() -> int:
     sizes = (pretended_gpu.NARROW if options.narrow else {}) | {"num_hidden_layers": options.layers}
     launches = Launches()
     for model in options.model:
-        report(model, sizes, options.steps, launches)
+        report(model, sizes, options.mode, options.steps, launches)
     return int(launches.news > 0)
 
 

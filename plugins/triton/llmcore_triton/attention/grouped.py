@@ -8,8 +8,9 @@ from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext
 from llmcore.layers import spec_of
 from triton import next_power_of_2
 
+from llmcore_triton.attention.codes import LEAST, attend_codes, half
 from llmcore_triton.attention.listed import Config, Listed, reserve, sizes
-from llmcore_triton.attention.stored import half, stored_as
+from llmcore_triton.attention.stored import stored_as
 from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, reach, row_of
 from llmcore_triton.launch import Bound, release, wait
 
@@ -24,13 +25,14 @@ class Grouped(Listed):
         spec = spec_of(context)
         group = spec.heads // spec.kv_heads
         padded = next_power_of_2(group)
-        rows = max(config.block_m, padded)
+        halved = half(context)
+        rows = max(LEAST if halved and decode else config.block_m, padded)
         tokens = None if decode else rows // padded
         super().__init__(context, config, programs=spec.kv_heads, tokens=tokens, fixed=fixed)
         compiled = {
             **sizes(spec, context.granule),
             **stored_as(context),
-            "HALF": half(context),
+            "HALF": halved,
             "KV_HEADS": spec.kv_heads,
             "GROUP": group,
             "TOKENS": tokens or 1,
@@ -161,16 +163,22 @@ def grouped(  # type: ignore[no-untyped-def]
             part_m, part_l, part = attend(
                 x, query, keys, values, k_marks, v_marks, kv_head, places, start,
                 tl.minimum(start + FIXED, to_token), k_stride, v_stride, SCALE, SOFT_CAP, WINDOW, True, GRANULE,
-                KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP, HALF,
+                KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP,
                 BLOCK_V, BLOCK_N, STAGES,
             )  # fmt: skip
             part, part_lse = normalized(part_m, part_l, part)
             m, l, acc = fold(m, l, acc, part, part_lse)  # noqa: E741
+    elif HALF:
+        m, l, acc = attend_codes(  # noqa: E741
+            x, query, keys, values, k_marks, v_marks, kv_head, places, from_token, to_token, k_stride, v_stride,
+            SCALE, SOFT_CAP, WINDOW, TOKENS > 1, GRANULE, KV_HEADS, K_SIZE, V_SIZE,
+            K_CODES, K_GROUP, V_CODES, V_GROUP, BLOCK_N, STAGES,
+        )  # fmt: skip
     else:
         m, l, acc = attend(  # noqa: E741
             x, query, keys, values, k_marks, v_marks, kv_head, places, from_token,
             to_token, k_stride, v_stride, SCALE, SOFT_CAP, WINDOW, TOKENS > 1, GRANULE,
-            KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP, HALF, BLOCK_V, BLOCK_N, STAGES,
+            KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP, BLOCK_V, BLOCK_N, STAGES,
         )  # fmt: skip
     y, y_lse = normalized(m, l, acc)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmcore_triton.attention.stored import folded, half_rows, head_marks, rows_of
-from llmcore_triton.quantized_kv import counted
+from llmcore_triton.attention.stored import rows_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -88,89 +87,42 @@ def attend(  # type: ignore[no-untyped-def]
     K_GROUP: tl.constexpr,
     V_CODES: tl.constexpr,
     V_GROUP: tl.constexpr,
-    HALF: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Attention of queries q [M, >= K_SIZE, zero beyond] at positions `query` [M] over KV tokens first to last of KV
-    head `head`. `quantized_kv` says what pools, marks and their constants are; with HALF products are of f16, see
-    `stored`.
+    head `head`. `quantized_kv` says what pools, marks and their constants are.
 
     Returns the largest score m [M], the sum l [M] of exp2(score - m), and acc [M, BLOCK_V], the values with these
     weights. A row that sees nothing has -inf, 0 and 0. Without CAUSAL all queries see up to `last`.
     """
     M: tl.constexpr = q.shape[0]
     BLOCK_K: tl.constexpr = q.shape[1]
-    K_FOLD: tl.constexpr = HALF and folded(K_SIZE, K_CODES, K_GROUP)
-    V_FOLD: tl.constexpr = HALF and folded(V_SIZE, V_CODES, V_GROUP)
     m = tl.full([M], float("-inf"), tl.float32)
     l = tl.zeros([M], tl.float32)  # noqa: E741 - the usual name
     acc = tl.zeros([M, BLOCK_V], tl.float32)
-    if HALF:
-        # bf16 queries can be too large or too small for f16
-        wide = q.to(tl.float32)
-        top = tl.max(tl.max(tl.abs(wide), 1), 0)
-        q = (wide / tl.where(top > 0, top, 1.0)).to(tl.float16)
-        q_sum = tl.sum(q.to(tl.float32), 1)
-        unit = top * (SCALE * LOG2_E) if SOFT_CAP == 0 else top
-        rest = tl.zeros([M], tl.float32)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         token = start + tl.arange(0, BLOCK_N)
         there = token < last
         slot = slots_of(places, token, there, GRANULE)
-        if HALF:
-            k = half_rows(keys, k_marks, head, slot, there, k_stride, KV_HEADS, K_SIZE, K_CODES, K_GROUP, False)
-        else:
-            k = rows_of(
-                keys, k_marks, head, slot, there, k_stride, BLOCK_K, KV_HEADS, K_SIZE, K_CODES, K_GROUP, q.dtype
-            )
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if K_FOLD:
-            scale, least = head_marks(k_marks, head, slot, there, KV_HEADS, K_CODES, K_GROUP)
-            scores *= (scale * unit)[None, :]
-            if counted(K_CODES):
-                scores += q_sum[:, None] * (least * unit)[None, :]
-        elif HALF:
-            scores *= unit
-        if SOFT_CAP > 0 or not HALF:
-            scores = capped(scores, SCALE, SOFT_CAP)
+        k = rows_of(keys, k_marks, head, slot, there, k_stride, BLOCK_K, KV_HEADS, K_SIZE, K_CODES, K_GROUP, q.dtype)
+        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), SCALE, SOFT_CAP)
         seen = there[None, :]
         if CAUSAL:
             seen = seen & (token[None, :] <= query[:, None])
         if WINDOW > 0:
             seen = seen & (token[None, :] > query[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-        if V_FOLD:
-            # The weights of codes are p times a scale. Its power of two belongs to p's exponent, so that the largest
-            # of these weights is less than 2, whatever the scales are.
-            v_scale, v_least = head_marks(v_marks, head, slot, there, KV_HEADS, V_CODES, V_GROUP)
-            power = v_scale.to(tl.int32, bitcast=True) >> 23
-            shrink = ((254 - power) << 23).to(tl.float32, bitcast=True)
-            scores += (power - 127).to(tl.float32)[None, :]
         highest = tl.maximum(m, tl.max(scores, 1))
         # a row that has seen nothing yet has no finite maximum to subtract
         base = tl.where(highest == float("-inf"), 0.0, highest)
         p = tl.exp2(scores - base[:, None])
         keep = tl.exp2(m - base)
-        if HALF:
-            v = half_rows(values, v_marks, head, slot, there, v_stride, KV_HEADS, V_SIZE, V_CODES, V_GROUP, True)
-        else:
-            v = rows_of(
-                values, v_marks, head, slot, there, v_stride, BLOCK_V, KV_HEADS, V_SIZE, V_CODES, V_GROUP, q.dtype
-            )
-        if V_FOLD:
-            own = p * shrink[None, :]
-            l = l * keep + tl.sum(own, 1)  # noqa: E741
-            if counted(V_CODES):
-                rest = rest * keep + tl.sum(own * v_least[None, :], 1)
-            p *= (v_scale * shrink)[None, :]
-        else:
-            l = l * keep + tl.sum(p, 1)  # noqa: E741
+        v = rows_of(values, v_marks, head, slot, there, v_stride, BLOCK_V, KV_HEADS, V_SIZE, V_CODES, V_GROUP, q.dtype)
+        l = l * keep + tl.sum(p, 1)  # noqa: E741
         acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
         m = highest
-    if V_FOLD and counted(V_CODES):
-        acc += rest[:, None]
     return m, l, acc
 
 

@@ -1,0 +1,245 @@
+"""Attention whose matrix products are of f16, over keys and values in codes.
+
+It takes several instructions to make a number of the model's type of a code, and decode at large batches has few to
+spare. f16 takes the fewest. It holds all codes exactly, and other numbers more precisely than bf16. Where one mark
+belongs to a token's whole head, the products are of the codes, and the marks are applied to the scores and to the
+weights of values.
+
+Tokens are the rows of these products and queries the columns, of which there may be as few as 8.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import spec_of
+
+from llmcore_triton.attention.tile import LOG2_E, capped, slots_of
+from llmcore_triton.launch import INTERPRETED
+from llmcore_triton.quantized_kv import counted
+from llmcore_triton.specs.layouts import QUANTIZED
+
+LEAST = 8
+"""The fewest columns of a product."""
+
+# The bits 0x6400 | n are the f16 number 1024 + n. An int8 is the byte n - 128.
+_BYTES = """{{
+    .reg .b32 n, zero;
+    xor.b32 n, $2, 0x{flip:08x};
+    mov.b32 zero, 0x{zero:08x};
+    prmt.b32 $0, n, 0x64646464, 0x4140;
+    prmt.b32 $1, n, 0x64646464, 0x4342;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+}}"""
+_FROM_I8 = tl.constexpr(_BYTES.format(flip=0x80808080, zero=0x64806480))
+_FROM_U8 = tl.constexpr(_BYTES.format(flip=0, zero=0x64006400))
+_FROM_E4M3 = tl.constexpr("""{
+    .reg .b16 a, b;
+    mov.b32 {a, b}, $2;
+    cvt.rn.f16x2.e4m3x2 $0, a;
+    cvt.rn.f16x2.e4m3x2 $1, b;
+}""")
+_FROM_U4 = tl.constexpr("""{
+    .reg .b32 low, high, zero;
+    and.b32 low, $4, 0x0f0f0f0f;
+    shr.b32 high, $4, 4;
+    and.b32 high, high, 0x0f0f0f0f;
+    mov.b32 zero, 0x64006400;
+    prmt.b32 $0, low, 0x64646464, 0x4140;
+    prmt.b32 $1, low, 0x64646464, 0x4342;
+    prmt.b32 $2, high, 0x64646464, 0x4140;
+    prmt.b32 $3, high, 0x64646464, 0x4342;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+    sub.f16x2 $2, $2, zero;
+    sub.f16x2 $3, $3, zero;
+}""")
+"""PTX that makes f16 of four bytes of codes, or of the lower and the upper halves of four bytes."""
+_ASM = tl.constexpr(not INTERPRETED)
+
+_WORDS = tl.constexpr(tl.pointer_type(tl.uint32))
+_ONES = tl.constexpr(0x3C003C00)
+"""Two f16 ones."""
+
+
+def half(context: OpContext) -> bool:
+    """True if products over the context's layout are of f16.
+
+    Under `deterministic` they are not: the numbers of a token are those of `gather` wherever they are read.
+    """
+    spec = spec_of(context)
+    whole = all(size >= 16 and size & (size - 1) == 0 for size in (spec.key_size, spec.value_size))
+    return context.layout in QUANTIZED and context.dtype != "f32" and whole and not context.deterministic
+
+
+@triton.jit
+def attend_codes(  # type: ignore[no-untyped-def]
+    q, query, keys, values, k_marks, v_marks, head, places, first, last, k_stride, v_stride,
+    SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr, GRANULE: tl.constexpr,
+    KV_HEADS: tl.constexpr, K_SIZE: tl.constexpr, V_SIZE: tl.constexpr, K_CODES: tl.constexpr, K_GROUP: tl.constexpr,
+    V_CODES: tl.constexpr, V_GROUP: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same as `tile.attend`, for contexts that are `half`."""
+    M: tl.constexpr = q.shape[0]
+    K_FOLD: tl.constexpr = folded(K_SIZE, K_CODES, K_GROUP)
+    V_FOLD: tl.constexpr = folded(V_SIZE, V_CODES, V_GROUP)
+    # bf16 queries can be too large or too small for f16
+    wide = q.to(tl.float32)
+    top = tl.max(tl.max(tl.abs(wide), 1), 0)
+    x = (wide / tl.where(top > 0, top, 1.0)).to(tl.float16)
+    x_sum = tl.sum(x.to(tl.float32), 1)
+    unit = top * (SCALE * LOG2_E) if SOFT_CAP == 0 else top
+    m = tl.full([M], float("-inf"), tl.float32)
+    l = tl.zeros([M], tl.float32)  # noqa: E741 - the usual name
+    acc = tl.zeros([V_SIZE, M], tl.float32)
+    rest = tl.zeros([M], tl.float32)
+    for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
+        token = start + tl.arange(0, BLOCK_N)
+        there = token < last
+        slot = slots_of(places, token, there, GRANULE)
+        k = half_rows(keys, k_marks, head, slot, there, k_stride, KV_HEADS, K_SIZE, K_CODES, K_GROUP, False)
+        scores = tl.dot(k, tl.trans(x))
+        if K_FOLD:
+            scale, least = head_marks(k_marks, head, slot, there, KV_HEADS, K_CODES, K_GROUP)
+            scores *= (scale * unit)[:, None]
+            if counted(K_CODES):
+                scores += (least * unit)[:, None] * x_sum[None, :]
+        else:
+            scores *= unit
+        if SOFT_CAP > 0:
+            scores = capped(scores, SCALE, SOFT_CAP)
+        seen = there[:, None]
+        if CAUSAL:
+            seen = seen & (token[:, None] <= query[None, :])
+        if WINDOW > 0:
+            seen = seen & (token[:, None] > query[None, :] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        if V_FOLD:
+            # The weights of codes are p times a scale. Its power of two belongs to p's exponent, so that the largest
+            # of these weights is less than 2, whatever the scales are.
+            v_scale, v_least = head_marks(v_marks, head, slot, there, KV_HEADS, V_CODES, V_GROUP)
+            power = v_scale.to(tl.int32, bitcast=True) >> 23
+            shrink = ((254 - power) << 23).to(tl.float32, bitcast=True)
+            scores += (power - 127).to(tl.float32)[:, None]
+        highest = tl.maximum(m, tl.max(scores, 0))
+        # a column that has seen nothing yet has no finite maximum to subtract
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        p = tl.exp2(scores - base[None, :])
+        keep = tl.exp2(m - base)
+        v = half_rows(values, v_marks, head, slot, there, v_stride, KV_HEADS, V_SIZE, V_CODES, V_GROUP, True)
+        if V_FOLD:
+            own = p * shrink[:, None]
+            l = l * keep + tl.sum(own, 0)  # noqa: E741
+            if counted(V_CODES):
+                rest = rest * keep + tl.sum(own * v_least[:, None], 0)
+            p *= (v_scale * shrink)[:, None]
+        else:
+            l = l * keep + tl.sum(p, 0)  # noqa: E741
+        acc = tl.dot(tl.trans(v), p.to(tl.float16), acc * keep[None, :])
+        m = highest
+    if V_FOLD and counted(V_CODES):
+        acc += rest[None, :]
+    return m, l, tl.trans(acc)
+
+
+@triton.constexpr_function
+def folded(size: int, codes: str, group: int) -> bool:
+    """True if a head of codes is one group, so that `half_rows` leaves its marks to `head_marks`."""
+    return codes != "" and group in (0, size)
+
+
+@triton.jit
+def half_rows(  # type: ignore[no-untyped-def]
+    pool, marks, head, slot, there, stride,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr, SPREAD: tl.constexpr,
+):  # fmt: skip
+    """Returns one head's numbers at slots [N] where `there`, [N, SIZE] f16; its codes if `folded`.
+
+    SPREAD: the tile is an operand of a product over tokens. Tensor cores cannot load bytes in that order, so the f16
+    numbers pass through shared memory.
+    """
+    N: tl.constexpr = slot.shape[0]
+    if CODES == "u4":
+        MIDDLE: tl.constexpr = SIZE // 2
+        at = pool + head * MIDDLE + slot[:, None] * stride + tl.arange(0, MIDDLE)[None, :]
+        pairs = tl.load(at, mask=there[:, None], other=0.0)
+        low, high = _halves(pairs, SPREAD)
+        rows = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (N, SIZE))
+    else:
+        at = pool + head * SIZE + slot[:, None] * stride + tl.arange(0, SIZE)[None, :]
+        rows = _half(tl.load(at, mask=there[:, None], other=0.0), CODES, SPREAD)
+    if not folded(SIZE, CODES, GROUP):
+        GROUPS: tl.constexpr = SIZE // GROUP
+        at = (slot * HEADS + head)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
+        scale, least = _marks(marks, at, there[:, None], CODES)
+        groups = tl.reshape(rows, (N, GROUPS, GROUP)) * scale[:, :, None]
+        if counted(CODES):
+            groups += least[:, :, None]
+        rows = tl.reshape(groups, (N, SIZE))
+    return rows
+
+
+@triton.jit
+def head_marks(  # type: ignore[no-untyped-def]
+    marks, head, slot, there, HEADS: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr
+):
+    """Returns the scales and least values of a head at slots [N], [N] f32, or [1] if scales are fixed.
+
+    The scales where not `there` are 1. Codes with a sign have no least values: the scales stand in their place.
+    """
+    if GROUP == 0:
+        scale = tl.load(marks + head + tl.arange(0, 1))
+        least = scale
+    elif HEADS % 2 == 0 and not counted(CODES):
+        # words of memory, each the scales of two heads: unlike smaller pieces, the compiler fetches these ahead
+        words = tl.load(marks.to(_WORDS, bitcast=True) + slot * (HEADS // 2) + head // 2, mask=there, other=_ONES)
+        scale = _f16(words >> (head % 2 * 16)).to(tl.float32)
+        least = scale
+    else:
+        scale, least = _marks(marks, slot * HEADS + head, there, CODES)
+        scale, least = scale.to(tl.float32), least.to(tl.float32)
+    return scale, least
+
+
+@triton.jit
+def _marks(marks, at, there, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the f16 scales and least values of the groups `at`; 1 and 0 where not `there`."""
+    if counted(CODES):
+        # both are one word of memory
+        words = tl.load(marks.to(_WORDS, bitcast=True) + at, mask=there, other=_ONES & 0xFFFF)
+        scale, least = _f16(words), _f16(words >> 16)
+    else:
+        scale = tl.load(marks + at, mask=there, other=1.0)
+        least = scale
+    return scale, least
+
+
+@triton.jit
+def _f16(words):  # type: ignore[no-untyped-def]
+    """Returns the lower halves of words as f16."""
+    return words.to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _half(codes, CODES: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns codes as f16. The compiler does not move an impure conversion behind shared memory."""
+    if _ASM:
+        ASM: tl.constexpr = _FROM_I8 if CODES == "i8" else _FROM_U8 if CODES == "u8" else _FROM_E4M3
+        rows = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=not SPREAD, pack=4)
+    else:
+        rows = codes.to(tl.float32).to(tl.float16)
+    return rows
+
+
+@triton.jit
+def _halves(pairs, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the lower and the upper 4-bit codes as f16."""
+    if _ASM:
+        low, high = tl.inline_asm_elementwise(
+            _FROM_U4, "=r,=r,=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=not SPREAD, pack=4
+        )
+    else:
+        low, high = (pairs & 15).to(tl.float16), (pairs >> 4).to(tl.float16)
+    return low, high

@@ -184,19 +184,34 @@ def answers(folder: Path, names: str) -> list[float]:
     return [number for answer in found for number in (*answer.token_ids, *answer.logprobs)]
 
 
-ALONE = str(Path(__file__).with_name("kv") / "alone.py")
+HERE = Path(__file__).parent
+PLUGINS = [str(HERE / "kv" / "alone.py"), str(HERE.parents[1] / "contrib_models" / "mistral.py"), "llama", "deepseek"]
+"""alone.py has kernels that compute every token alone, so `--deterministic` has a CPU to run on."""
 
 
-@pytest.mark.parametrize("names", ["triton_w4a16 g64 triton_int8kv", "triton_w8a16", "triton_w8a8", "fp8w8a8"])
-def test_deterministic_answers_have_the_same_bits_in_every_batch(names: str, llama: Path) -> None:
-    settings: dict[str, Any] = {"data_type": "fp32", "device": "cpu", "deterministic": True}
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("heads", "triton_w4a16 g64 triton_int8kv"),
+        ("heads", "triton_w8a16"),
+        ("heads", "triton_w8a8"),
+        ("heads", "fp8w8a8"),
+        ("windows", "ppl_w4a16 g32 triton_int8kv"),
+        ("latents", "triton_w4a16 g32 triton_fp8kv"),
+    ],
+)
+def test_deterministic_answers_have_the_same_bits_in_every_batch(kind: str, names: str, tmp_path: Path) -> None:
+    architecture, more, *_ = TOGETHER[kind]
+    folder = saved(small_model(architecture, **SIZES, **more), tmp_path)
+    settings: dict[str, Any] = {"mode": tuple(names.split()), "data_type": "fp32", "device": "cpu"}
     asked: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0.0, "logprobs": 1}
-    plugins, chosen = [ALONE, "llama", "quantization"], tuple(names.split())
-    with LLM(llama, plugins, mode=chosen, **settings) as llm:
-        alone = [llm.generate([prompt], **asked)[0] for prompt in PROMPTS]
-        assert [bits(answer) for answer in llm.generate(PROMPTS, **asked)] == [bits(answer) for answer in alone]
-    with LLM(llama, plugins, mode=chosen, chunked_prefill_size=4, batch_max_tokens=32, **settings) as llm:
-        assert [bits(answer) for answer in llm.generate(PROMPTS, **asked)] == [bits(answer) for answer in alone]
+    plugins = [*PLUGINS, "quantization"]
+    with LLM(folder, plugins, deterministic=True, **settings) as llm:
+        alone = [bits(llm.generate([prompt], **asked)[0]) for prompt in PROMPTS]
+        assert [bits(answer) for answer in llm.generate(PROMPTS, **asked)] == alone
+    small = {"chunked_prefill_size": 4, "batch_max_tokens": 32}
+    with LLM(folder, plugins, deterministic=True, **settings, **small) as llm:
+        assert [bits(answer) for answer in llm.generate(PROMPTS, **asked)] == alone
 
 
 def bits(answer: Any) -> tuple[list[int], bytes]:

@@ -140,6 +140,21 @@ def split(tensor: str) -> tuple[str, str]:
     return module, leaf
 
 
+class KVAlone:
+    """A Format of plain weights under a quantization_config that quantizes KV alone."""
+
+    name = "kv"
+    leaves: frozenset[str] = frozenset()
+    early: frozenset[str] = frozenset()
+    split = staticmethod(split)
+
+    def packed(self, module: str, headers: Mapping[str, Header], early: Mapping[str, torch.Tensor]) -> None:
+        """None: every module is plain."""
+
+    def scheme(self, module: str) -> None:
+        """None."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """The blocks of `rows` x `columns` of a weight [outputs, inputs] that share a scale.

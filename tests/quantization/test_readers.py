@@ -388,7 +388,12 @@ def ct_weights(**more: Any) -> dict[str, Any]:
 
 
 WRONG: Sequence[tuple[str, Mapping[str, Any], Change, str]] = [
-    ("awq", {"group_size": 64}, nothing, r"scales is F16 \[\d, \d+\], .* has to be .*; correct quantization_config"),
+    (
+        "awq",
+        {"group_size": 64},
+        nothing,
+        r"scales is F16 .*of which 1 x 64 share a scale, it has to be .*; correct quantization_config",
+    ),
     ("awq", {"group_size": 0}, nothing, "group_size in quantization_config is 0; it has to be a number of inputs"),
     (
         "awq",

@@ -223,7 +223,7 @@ def _packed(module: str, headers: Mapping[str, Header], early: Mapping[str, torc
         ordered=order is not None,
         inputs=multiplied,
     )
-    return Packed(outputs=outputs, inputs=inputs, scheme=scheme, tensors=tensors, order=order)
+    return Packed(outputs=outputs, inputs=inputs, cell=grid.cell, scheme=scheme, tensors=tensors, order=order)
 
 
 def _words(words: torch.Tensor, bits: int, inputs: int) -> torch.Tensor:

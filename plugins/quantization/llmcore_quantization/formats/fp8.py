@@ -100,7 +100,7 @@ class FP8:
         if self._static:
             tensors["input_scale"] = static_scale(_first(INPUT_SCALE, headers))
         scheme = grid.scheme("e4m3", dtype_of(headers, scale), inputs=self._inputs)
-        return Packed(outputs=outputs, inputs=inputs, scheme=scheme, tensors=tensors)
+        return Packed(outputs=outputs, inputs=inputs, cell=grid.cell, scheme=scheme, tensors=tensors)
 
 
 def _first(leaves: Sequence[str], headers: Mapping[str, Header]) -> str:

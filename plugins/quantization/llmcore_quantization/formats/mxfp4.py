@@ -60,6 +60,7 @@ class MXFP4:
         return Packed(
             outputs=outputs,
             inputs=inputs,
+            cell=(1, GROUP),
             scheme=None,
             tensors={
                 "codes": Stored(BLOCKS, (blocks,), ("U8",), partial(torch.reshape, shape=(outputs, inputs // 2))),
@@ -77,6 +78,7 @@ def packed(module: str, headers: Mapping[str, Header], blocks: str, scales: str)
     return Packed(
         outputs=outputs,
         inputs=half * 2,
+        cell=(1, GROUP),
         scheme=None,
         tensors={
             "codes": Stored(blocks, ((outputs, half),), ("U8",), torch.Tensor.contiguous),

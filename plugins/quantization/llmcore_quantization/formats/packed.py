@@ -44,6 +44,8 @@ class Packed:
 
     outputs: int
     inputs: int
+    cell: tuple[int, int]
+    """(outputs, inputs) that share a scale, by the quantization_config."""
     scheme: Scheme | None
     """None: the weight has no canonical form and is always read as a plain one."""
     tensors: Mapping[str, Stored]
@@ -96,8 +98,9 @@ class Packed:
             shape, dtype = headers[stored.leaf]
             if shape not in stored.shapes or dtype not in stored.dtypes:
                 raise ConfigError(
-                    f"{name} is {dtype} {list(shape)}, and for a weight of {self.outputs} outputs and {self.inputs} "
-                    f"inputs it has to be {' or '.join(stored.dtypes)} {wanted}; {FIX}"
+                    f"{name} is {dtype} {list(shape)}, and for {self.outputs} outputs and {self.inputs} inputs, of "
+                    f"which {self.cell[0]} x {self.cell[1]} share a scale, it has to be {' or '.join(stored.dtypes)} "
+                    f"{wanted}; {FIX}"
                 )
 
 
@@ -166,6 +169,11 @@ class Grid:
     inputs: int
     rows: int
     columns: int
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """(outputs, inputs) that share a scale."""
+        return self.rows, self.columns
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -17,11 +17,10 @@ from llmcore.api import ConfigError, ModelConfig
 
 from llmcore_quantization.canonical import Scheme, unpacked
 from llmcore_quantization.checkpoint import CheckpointMethod
-from llmcore_quantization.formats.packed import FIX, Header, Packed, Stored, matrix
+from llmcore_quantization.formats.packed import FIX, Header, Packed, Stored, matrix, power
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 GROUP = 32
-BIAS = 127
 
 BLOCKS, SCALES = "_blocks", "_scales"
 
@@ -98,5 +97,5 @@ def dequantized(
     """codes u8 [N, K / 2], scale u8 [N, K / 32] -> the weight [N, K], computed in f32."""
     nibbles = unpacked(codes).long()
     values = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)], device=codes.device)[nibbles]
-    scales = torch.exp2(scale.float() - BIAS).repeat_interleave(GROUP, 1)[:, : values.shape[1]]
+    scales = power(scale).repeat_interleave(GROUP, 1)[:, : values.shape[1]]
     return (values * scales).to(dtype)

@@ -209,7 +209,7 @@ class Grid:
     def spread(self, cells: torch.Tensor) -> torch.Tensor:
         """One value per block, in a shape of `shapes` -> [outputs, inputs / group]."""
         if cells.dtype == torch.float8_e8m0fnu:
-            cells = cells.float()
+            cells = power(cells.view(torch.uint8))
         cells = cells.reshape(self.shape).repeat_interleave(self.rows, 0)[: self.outputs]
         first = torch.arange(0, self.inputs, self.group, device=cells.device)
         return cells[:, first // self.columns]
@@ -217,6 +217,14 @@ class Grid:
     def spread_from_rows(self, cells: torch.Tensor) -> torch.Tensor:
         """`spread` of cells that are stored inputs first, [blocks of inputs, outputs]."""
         return self.spread(cells.t())
+
+
+BIAS = 127
+
+
+def power(exponents: torch.Tensor) -> torch.Tensor:
+    """The powers of two f32 that the bytes of float8 e8m0 stand for. Not every device converts that type."""
+    return torch.exp2(exponents.float() - BIAS)
 
 
 def static_scale(leaf: str) -> Stored:

@@ -133,7 +133,7 @@ class QuantizedCheckpoint:
             if (packed := format.packed(module, headers, early.get(module, {}))) is not None:
                 self.packed[module] = replace(packed, scheme=_with_op(packed.scheme))
                 self.packed[module].check(module, headers)
-        if inner.sizes() and not self.packed:
+        if inner.sizes() and format.leaves and not self.packed:
             raise ConfigError(
                 f"config.json says that weights are quantized with {format.name!r}, and no tensor is; remove its "
                 "quantization_config if they were dequantized, else download the weights again"

@@ -19,6 +19,7 @@ from llmcore.layers import DTYPES, Bound, Build, LinearShape
 
 from llmcore_quantization import canonical
 from llmcore_quantization.canonical import Scheme
+from llmcore_quantization.experts import QuantizedExperts
 from llmcore_quantization.formats.packed import Format, Header, Packed
 from llmcore_quantization.linear import Quantized, op_of
 
@@ -92,6 +93,21 @@ class Stored(Quantized):
                 "config.json; download the config.json that belongs to the weights"
             ) from error
 
+    def expert_method(self, modules: Sequence[str]) -> Any:
+        """The ExpertMethod of experts whose modules all have one scheme; None for plain weights.
+
+        Groups of inputs in another order (desc_act) differ by expert, so such experts become plain.
+        """
+        checkpoint = self._checkpoint
+        assert checkpoint is not None, "checkpoint() comes first"
+        scheme_of = checkpoint.scheme if checkpoint.packed else self._format.scheme
+        scheme, *others = {scheme_of(module) for module in modules}
+        if others or scheme is None or scheme.ordered:
+            return None
+        method = QuantizedExperts(scheme)
+        checkpoint.keep_as(modules, method.scheme)
+        return method
+
 
 def _with_op(scheme: Scheme | None) -> Scheme | None:
     """The scheme, with inputs as they are if no op quantizes inputs for such weights."""
@@ -144,6 +160,11 @@ class QuantizedCheckpoint:
             return False
         self._kept.update(modules)
         return True
+
+    def keep_as(self, modules: Sequence[str], scheme: Scheme) -> None:
+        """Keep the codes of modules with the tensors of `scheme`."""
+        self.packed |= {m: replace(self.packed[m], scheme=scheme) for m in modules if m in self.packed}
+        self._kept.update(modules)
 
     def config(self) -> dict[str, Any]:
         """The content of config.json."""

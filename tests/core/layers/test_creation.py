@@ -167,6 +167,7 @@ def test_without_tensors_a_linear_says_what_to_call() -> None:
 # --- families ----------------------------------------------------------------------------------------------------
 
 ASKED: list[tuple[str, ...]] = []
+EXPERTS: list[tuple[str, ...]] = []
 
 
 class Recording:
@@ -174,12 +175,16 @@ class Recording:
 
     def __init__(self, quantization: Mapping[str, Any], config: object) -> None:
         ASKED.clear()
+        EXPERTS.clear()
 
     def checkpoint(self, checkpoint: Any, device: torch.device) -> Any:
         return checkpoint
 
     def method_for(self, modules: Sequence[str]) -> None:
         ASKED.append(tuple(modules))
+
+    def expert_method(self, modules: Sequence[str]) -> None:
+        EXPERTS.append(tuple(modules))
 
 
 def recorded(folder: Path) -> list[tuple[str, ...]]:

@@ -236,7 +236,7 @@ class Build:
         an op of the expansion, as a callable for each token bucket; the composite then has no kernel of its own. Calls
         with equal arguments return the same callables.
         """
-        parts = dict(given or {})
+        parts: dict[str, Any] = dict(given or {})
         gather = parts.get("kv_gather")
         key = (name, layout, granule, tuple(sorted(shape.items())), tuple(sorted(parts.items(), key=lambda p: p[0])))
         if key not in self._bound:

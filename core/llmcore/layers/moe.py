@@ -129,7 +129,8 @@ class MoE(nn.Module):
         `name`: the mixture's path in the model. `method`: how its experts are quantized; None if they are plain.
         """
         ops = self.experts.create(f"{name}.experts", method or PlainExperts())
-        self._fused = self.experts.build.op("moe.fused", given=ops and {"moe.experts": ops}, **self._shape)
+        given = {} if ops is None else {"moe.experts": ops}
+        self._fused = self.experts.build.op("moe.fused", given=given, **self._shape)
 
     def finish(self) -> None:
         """Bind the loaded tensors. The loader calls it once."""
@@ -232,7 +233,7 @@ class PlainExperts:
 
 
 class _Plain:
-    ops = None
+    ops: tuple[Op, ...] | None = None
 
     def __init__(self, shape: ExpertShape, build: Build) -> None:
         self.shape = shape

@@ -71,6 +71,21 @@ class CheckpointMethod:
             return None
         return Stored(scheme, {module: checkpoint.packed[module].inputs for module in modules if checkpoint.packed})
 
+    def expert_method(self, modules: Sequence[str]) -> QuantizedExperts | None:
+        """The ExpertMethod of experts whose modules all have one scheme; None for plain weights.
+
+        Groups of inputs in another order (desc_act) differ by expert, so such experts become plain.
+        """
+        checkpoint = self._checkpoint
+        assert checkpoint is not None, "checkpoint() comes first"
+        scheme_of = checkpoint.scheme if checkpoint.packed else self._format.scheme
+        scheme, *others = {scheme_of(module) for module in modules}
+        if others or scheme is None or scheme.ordered:
+            return None
+        method = QuantizedExperts(scheme)
+        checkpoint.keep_as(modules, method.scheme)
+        return method
+
 
 class Stored(Quantized):
     """The LinearMethod of modules whose inputs a checkpoint tells: module -> their number."""
@@ -92,21 +107,6 @@ class Stored(Quantized):
                 f"{wrong} has {self._inputs[wrong]} inputs in the checkpoint, and {shape.inputs * ranks} by "
                 "config.json; download the config.json that belongs to the weights"
             ) from error
-
-    def expert_method(self, modules: Sequence[str]) -> Any:
-        """The ExpertMethod of experts whose modules all have one scheme; None for plain weights.
-
-        Groups of inputs in another order (desc_act) differ by expert, so such experts become plain.
-        """
-        checkpoint = self._checkpoint
-        assert checkpoint is not None, "checkpoint() comes first"
-        scheme_of = checkpoint.scheme if checkpoint.packed else self._format.scheme
-        scheme, *others = {scheme_of(module) for module in modules}
-        if others or scheme is None or scheme.ordered:
-            return None
-        method = QuantizedExperts(scheme)
-        checkpoint.keep_as(modules, method.scheme)
-        return method
 
 
 def _with_op(scheme: Scheme | None) -> Scheme | None:

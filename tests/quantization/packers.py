@@ -29,7 +29,7 @@ class Case:
     pack: Callable[[torch.Tensor], Tensors]
     meaning: Callable[[Tensors], torch.Tensor]
     inputs: Literal["plain", "row", "static", "group"] = "plain"
-    """How its linears round their inputs."""
+    """The rounding of the inputs of its linears."""
 
 
 def grid(weight: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,7 +238,7 @@ def inputs(static: bool) -> Literal["static", "row"]:
 def pack_float(rows: int, columns: int, scale: str, static: bool, weight: torch.Tensor) -> Tensors:
     scales = torch.maximum(blockwise(weight, rows, columns, "amax"), -blockwise(weight, rows, columns, "amin")) / 448
     i, j = grid(weight, rows, columns)
-    weights = {"weight": (weight / scales[i, j]).to(torch.float8_e4m3fn), scale: scales}
+    weights = {"weight": (weight / scales[i, j]).to(torch.float8_e4m3fn), scale: scales if rows else scales.view(1)}
     return weights | static_scale(static, 448, weight)
 
 

@@ -128,6 +128,26 @@ def test_every_format(name: str, tmp_path: Path) -> None:
     assert codes_in(pair.check()) == ALL - PLAIN.get(name, set())
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_drawn_weights(name: str, tmp_path: Path) -> None:
+    """Of `--load_format dummy` and `llmcore plan`, which may know the config alone: held as those of the checkpoint.
+
+    The dtype of the scales is not known, nor whether linears that desc_act sorts have one order.
+    """
+    pair = Pair(tmp_path / "model", CASES[name], num_hidden_layers=1)
+    loaded = LoadedModel(pair.folder, registry=REGISTRY).model
+    (pair.folder / "model.safetensors").unlink()
+    drawn = LoadedModel(pair.folder, registry=REGISTRY, dummy=True)
+    assert drawn.all_logits(PROMPT).isfinite().all()
+    if not name.endswith("an order for each"):
+        assert _held(drawn.model) == _held(loaded)
+
+
+def _held(model: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
+    found = model.named_parameters()
+    return {name: (tuple(t.shape), None if name.endswith("scale") else t.dtype) for name, t in found}
+
+
 OTHERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "biases on q, k and v, tied": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
     "stacks in the checkpoint": ("Phi3ForCausalLM", {"pad_token_id": 0}),
@@ -170,7 +190,7 @@ def test_widths_that_end_within_a_word_and_within_a_byte(tmp_path: Path) -> None
 
 
 def test_groups_that_do_not_divide_the_inputs(tmp_path: Path) -> None:
-    """The last group is short. What has no common group with the inputs is read as plain weights."""
+    """The last group is short. Weights whose groups have too small a common divisor with the inputs become plain."""
     for index, inner in enumerate((96, 72)):
         case = packers.ct_words(group=64, sym=False)
         pair = Pair(tmp_path / str(index), case, intermediate_size=inner)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 REGISTRY = registry_for_tests()
 OPTIONS = [spec for spec, _ in REGISTRY.specs(OptionSpec)]
 SAMPLES = {"awq": "awq", "gptq": "gptq", "compressed-tensors": "ct, 4 bits", "fp8": "fp8", "mxfp4": ""}
-"""Format -> a case of it. Of mxfp4 there is no family."""
+"""Format -> a case of it. There is not yet a family for mxfp4."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def loaded(folder: Path, **settings: object) -> Loaded:
 @pytest.mark.parametrize("said", [PLAIN, *READ])
 @pytest.mark.parametrize("name", [PLAIN, *(name for name, case in SAMPLES.items() if case)])
 def test_every_format_on_every_checkpoint(folders: dict[str, Path], name: str, said: str) -> None:
-    """What is right changes nothing; what is wrong is an error that says what the checkpoint is."""
+    """A true assertion changes nothing. The error of a false one says what the checkpoint is."""
     if said == name:
         with_it, without = loaded(folders[name], model_format=said), loaded(folders[name])
         assert with_it.quant == said and without.quant == (None if said == PLAIN else said)

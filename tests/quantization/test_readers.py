@@ -461,6 +461,23 @@ def test_malformed(name: str, config: Mapping[str, Any], change: Change, message
         Opened(tmp_path, LINEARS)
 
 
+UNREAD: Sequence[Mapping[str, Any]] = (
+    {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    {"quant_method": "hqq"},
+    {"quant_method": "quanto", "weights": "int4"},
+    {"bits": 4, "group_size": 128},
+)
+
+
+@pytest.mark.parametrize("quantization", UNREAD)
+def test_methods_that_are_not_read(quantization: Mapping[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"for which no plugin brings a method .*; install .* unquantized") as told:
+        find_quantization(REGISTRY, {"quantization_config": quantization}, CONFIG)
+    method = quantization.get("quant_method")
+    assert (repr(method) if method else "without quant_method") in str(told.value)
+    assert all(f"{name}: {summary}" in str(told.value) for name, summary in READ.items())
+
+
 def test_zero_points_out_of_range(tmp_path: Path) -> None:
     case = packers.ct_words(sym=False)
     stored, _ = packers.packed_model(weights(), case)

@@ -38,6 +38,14 @@ def test_tensors_have_the_canonical_shapes_and_types(name: str) -> None:
     assert {leaf: (tuple(t.shape), t.dtype) for leaf, t in found.items()} == shapes(SCHEMES[name], 96, 40)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_weight_is_dequantized_in_f32_and_rounded_once(name: str, dtype: torch.dtype) -> None:
+    found = quantized(drawn() * 100, SCHEMES[name])
+    weight = dequantized(found["codes"], found["scale"], found.get("zero"), dtype=dtype)
+    assert torch.equal(weight, restored(found).to(dtype))
+
+
 @pytest.mark.parametrize("name", ["asymmetric", "symmetric", "symmetric rows", "int8", "int8 with zeros"])
 def test_each_weight_has_the_nearest_code(name: str) -> None:
     """Half a step off at most, but for the ends of the range, where the scale was rounded."""
@@ -93,7 +101,8 @@ def test_inputs_are_rounded_per_token_or_per_group(kind: torch.dtype) -> None:
                 codes = (part / step).round() if kind == torch.int8 else (part / step).to(kind).float()
                 got = rounded(x, kind, 0 if group == 64 else group)[token, first : first + group]
                 assert torch.allclose(got, codes * step, rtol=1e-6)
-    assert (rounded(torch.zeros(1, 8), kind) == 0).all()
+    assert (rounded(torch.zeros(1, 8), kind) == 0).all() and rounded(torch.zeros(0, 8), kind).shape == (0, 8)
+    assert rounded(torch.tensor([[1.0, torch.nan]]), kind).isnan().all()
 
 
 def test_a_static_scale_clamps() -> None:

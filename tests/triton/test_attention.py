@@ -13,6 +13,7 @@ from llmcore.ops.attention import shape_of
 from llmcore.registry.resolve import Resolution, candidates_for, resolve
 from llmcore_devtools import registry_of
 from llmcore_triton.specs import attention as specs
+from llmcore_triton.specs.layouts import QUANTIZED
 
 LLAMA = AttnSpec(heads=32, kv_heads=8, key_size=128, value_size=128, scale=0.1)
 CONTEXT = OpContext(
@@ -43,6 +44,26 @@ def test_deterministic_takes_one_kernel_for_all(kind: str) -> None:
 
 def test_prefill_has_its_own_kernel_otherwise() -> None:
     assert chosen(replace(CONTEXT, op="attn.gqa.prefill")).chosen.name == "flash"
+
+
+@pytest.mark.parametrize("layout", QUANTIZED)
+def test_quantized_kv_has_every_kernel(layout: str) -> None:
+    context = replace(CONTEXT, layout=layout, bucket=3)
+    assert chosen(context).chosen.name == "gqa_flashdecoding"
+    assert chosen(replace(context, op="attn.gqa.prefill")).chosen.name == "flash"
+    assert chosen(replace(context, op="attn.gqa.mixed")).chosen.name == "unified"
+    assert chosen(replace(context, deterministic=True)).chosen.name == "unified"
+    latent = {"heads": 16, "kv_heads": 1, "key_size": 576, "value_size": 512}
+    absorbed = replace(
+        context, op="attn.mla.decode", layout="mla-latent-fp8", shape=shape_of(replace(LLAMA, **latent))
+    )
+    assert chosen(absorbed).chosen.name == "mla_flashdecoding"
+
+
+def test_gpus_without_fp8_read_no_fp8() -> None:
+    ampere = replace(CONTEXT, device=replace(CONTEXT.device, capability=80))
+    assert chosen(replace(ampere, layout="token-int8")).chosen.name == "gqa_flashdecoding"
+    assert chosen(replace(ampere, layout="token-fp8")).chosen.name == "torch"
 
 
 def test_modes_pin_kernels_that_exist() -> None:

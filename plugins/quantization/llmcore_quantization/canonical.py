@@ -82,12 +82,11 @@ def dequantized(
 ) -> torch.Tensor:
     """The weight [N, K], its inputs in the linear's own order, computed in f32 and rounded once to `dtype`."""
     four = codes.dtype == torch.uint8
-    groups = (unpacked(codes) if four else codes).float().reshape(*scale.shape, -1)
+    # Each type holds codes and their distances from a zero exactly. torch multiplies by a scale in f32 with f32.
+    groups = (unpacked(codes) if four else codes).to(dtype).reshape(*scale.shape, -1)
     if zero is not None:
-        groups.sub_(zero.float()[..., None])
+        groups.sub_(zero[..., None])
     elif four:
-        groups.sub_(8.0)
+        groups.sub_(8)
     weight = groups.mul_(scale.float()[..., None]).flatten(-2)
-    if order is not None:
-        weight = weight[:, order.argsort().long()]
-    return weight.to(dtype)
+    return weight if order is None else weight[:, order.argsort().long()]

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from llmcore.api import Checkpoint, ConfigError, ModelConfig
-from llmcore.layers import DTYPES, Bound, Build, LinearShape
+from llmcore.layers import DTYPES, Bound, Build, LinearShape, Unquantized
 
 from llmcore_quantization import canonical
 from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.experts import QuantizedExperts
-from llmcore_quantization.formats.packed import Format, Header, Packed
+from llmcore_quantization.formats.packed import Format, Grid, Header, Packed
 from llmcore_quantization.linear import Quantized, op_of
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,10 @@ class CheckpointMethod:
 
 
 class Stored(Quantized):
-    """The LinearMethod of modules whose inputs a checkpoint tells: module -> their number."""
+    """The LinearMethod of modules of a checkpoint.
+
+    `inputs`: module -> their number; {} if only the config is known. Then it holds what a reader would probably make.
+    """
 
     def __init__(self, scheme: Scheme, inputs: Mapping[str, int]) -> None:
         super().__init__(scheme)
@@ -97,15 +100,19 @@ class Stored(Quantized):
     def create(self, shape: LinearShape, build: Build) -> Bound:
         """As that of Quantized. If groups do not divide the inputs because config.json is wrong, the error says so."""
         ranks = build.mesh.size(shape.shard.group) if shape.shard is not None and shape.shard.dim == 1 else 1
-        wrong = next((module for module, inputs in self._inputs.items() if inputs != shape.inputs * ranks), None)
+        whole = shape.inputs * ranks
+        if not self._inputs:
+            scheme = Grid(shape.outputs, whole, 1, self.scheme.group or whole).held(self.scheme)
+            return (Unquantized() if scheme is None else Quantized(scheme)).create(shape, build)
+        wrong = next((module for module, inputs in self._inputs.items() if inputs != whole), None)
         try:
             return super().create(shape, build)
         except ConfigError as error:
             if wrong is None:
                 raise
             raise ConfigError(
-                f"{wrong} has {self._inputs[wrong]} inputs in the checkpoint, and {shape.inputs * ranks} by "
-                "config.json; download the config.json that belongs to the weights"
+                f"{wrong} has {self._inputs[wrong]} inputs in the checkpoint, and {whole} by config.json; download "
+                "the config.json that belongs to the weights"
             ) from error
 
 
@@ -149,7 +156,7 @@ class QuantizedCheckpoint:
             )
 
     def scheme(self, module: str) -> Scheme | None:
-        """How the codes of a module can be held; None if it is plain."""
+        """The scheme in which the codes of a module can be held; None if it is plain."""
         return self.packed[module].scheme if module in self.packed else None
 
     def keep(self, modules: Sequence[str]) -> bool:

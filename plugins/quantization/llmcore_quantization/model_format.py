@@ -24,7 +24,7 @@ PLAIN = "hf"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFormat:
-    """How the weights of the checkpoint are stored."""
+    """The format of the checkpoint's weights."""
 
     model_format: str | None = option(
         None,
@@ -36,7 +36,7 @@ class ModelFormat:
 
 
 def methods() -> Iterable[QuantMethodSpec]:
-    """A reader for each format. That of fp8 quantizes a plain checkpoint, that of `hf` reads it."""
+    """A reader for each format. The reader of fp8 also quantizes a plain checkpoint, and `hf` reads only that."""
     for name, summary in READ.items():
         module = name.replace("-", "_")
         yield QuantMethodSpec(

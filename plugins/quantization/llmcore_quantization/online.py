@@ -23,6 +23,9 @@ from llmcore_quantization.rounding import quantized
 
 logger = logging.getLogger(__name__)
 
+ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+"""Last names of modules whose few outputs choose or weigh experts."""
+
 SMALL = 1_000_000_000
 """Models with fewer parameters lose much in 4 bits."""
 
@@ -78,7 +81,7 @@ class Online:
         path = module.split(".")
         layer = next((int(part) for part in path if part.isdecimal()), None)
         shape, _ = self._sizes.get(f"{module}.weight", ((0, 0), ""))
-        if layer is None or len(shape) != 2:
+        if layer is None or len(shape) != 2 or path[-1] in ROUTERS:
             return True
         if path[-1] not in self._recipe.plain:
             return False

@@ -62,7 +62,8 @@ def rounded(x: torch.Tensor, kind: torch.dtype, group: int = 0, scale: torch.Ten
     is a fixed scale instead; values beyond its range become the last code.
     """
     name = next(name for name, dtype in CODES.items() if dtype == kind)
-    groups = x.float().view(len(x), -1, group or x.shape[-1])
+    size = group or x.shape[-1]
+    groups = x.float().view(len(x), x.shape[-1] // size, size)
     steps = _nonzero(groups.abs().amax(-1, keepdim=True) / LIMITS[name]) if scale is None else scale
     values = groups / steps
     if name != "e4m3":

@@ -249,16 +249,18 @@ def _coded(x, scale, each, least, CODES: tl.constexpr):  # type: ignore[no-untyp
     MOST: tl.constexpr = _largest(CODES)
     if counted(CODES):
         x -= least
+    # with what the product missed, this is x / scale to the last bit, so that halves round as in a division
     steps = x * each
+    each = tl.broadcast_to(each, x.shape)
+    exact = tl.fma(tl.fma(-steps, tl.broadcast_to(scale, x.shape), x), each, steps)
     if CODES == "e4m3":
+        # of an infinite product nothing is known to be missed
+        steps = tl.where(tl.abs(steps) < 2 * MOST, exact, steps)
         # conversions of larger numbers give NaN on some devices; a NaN must stay one
         codes = tl.clamp(steps, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
     else:
         LEAST: tl.constexpr = 0.0 if counted(CODES) else -MOST
-        # with what the product missed, this is x / scale to the last bit, so that halves round as in a division
-        each = tl.broadcast_to(each, x.shape)
-        steps = tl.fma(tl.fma(-steps, tl.broadcast_to(scale, x.shape), x), each, steps)
-        whole = (steps + _ROUNDING) - _ROUNDING
+        whole = (exact + _ROUNDING) - _ROUNDING
         # the scale of a NaN is infinite, and infinity times zero is NaN again
         codes = tl.where(whole == whole, tl.minimum(tl.maximum(whole, LEAST), MOST), 0.0).to(tl.int32)
     return codes

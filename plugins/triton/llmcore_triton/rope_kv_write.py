@@ -159,8 +159,9 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
-    """The default: few heads per program if there are few tokens."""
-    return block_of_heads(context, 4 if small(context) else 16)
+    """The default: few heads per program if there are few tokens, or if heads are quantized, which takes registers."""
+    many = 8 if context.layout in QUANTIZED else 16
+    return block_of_heads(context, 4 if small(context) else many)
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:

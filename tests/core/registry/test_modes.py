@@ -20,7 +20,7 @@ def modes_registry() -> Registry:
         ModeSpec(name="quick", kernels={"linear": "fast"}),
         ModeSpec(name="plain", kernels={"linear": "torch"}),
         ModeSpec(name="fp8kv", layouts={"token": "token-fp8"}),
-        ModeSpec(name="w4", quant="awq"),
+        ModeSpec(name="w4", quant="awq", asked=({"format": ("awq",)}, {"bits": (4, 5), "group": (None,)})),
         ModeSpec(name="absent", kernels={"linear": "nobody"}),
         ModeSpec(name="w8", quant="int8"),
         ModeSpec(name="g64", quant_options={"group": 64}),
@@ -54,7 +54,7 @@ def test_modes_and_pins_settle_layout_and_kernels() -> None:
             [],
             "--mode fp8kv does not fit cpu: needs layout token-fp8, which no plugin brings; modes that fit",
         ),
-        (["w4"], [], "needs quantization method awq"),
+        (["w4"], [], "--mode w4 or --format awq or --bits 4 does not fit cpu: needs quantization method awq"),
         (["absent"], [], "needs kernel nobody for linear"),
         (["w8", "g64", "g32"], [], "--mode g64 pins quant option group to 64, --mode g32 to 32; give one of them"),
         (

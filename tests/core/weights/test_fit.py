@@ -24,6 +24,17 @@ def test_a_stack_of_the_wrong_size_is_refused() -> None:
         load_weights(whole, Held(q__weight=torch.rand(4, 2)), WeightMap(fuse={"q": ("a", "b")}))
 
 
+def test_a_bias_of_zeros_that_the_model_does_not_have_is_left_out() -> None:
+    """Others are unexpected, and so is every other tensor of zeros."""
+    weight = torch.rand(3, 2)
+    whole = model(q=Cell(3, 2))
+    load_weights(whole, Held(q__weight=weight, q__bias=torch.zeros(3), k__bias=torch.zeros(1)), WeightMap())
+    assert torch.equal(whole.q.weight, weight)
+    held = Held(q__weight=weight, q__bias=torch.zeros(3), k__bias=torch.ones(1), k__scale=torch.zeros(1))
+    with pytest.raises(ConfigError, match=r"unexpected: k\.bias, k\.scale\. Check"):
+        load_weights(whole, held, WeightMap())
+
+
 def test_a_tie_shares_memory_only_where_the_checkpoint_lacks_it() -> None:
     rules = WeightMap(tie={"head.weight": "table.weight"})
     tied, untied = model(table=Cell(4, 2), head=Cell(4, 2)), model(table=Cell(4, 2), head=Cell(4, 2))

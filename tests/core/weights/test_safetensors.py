@@ -130,6 +130,7 @@ GPTQ, OTHER = {"bits": 4, "group_size": 128}, {"quant_method": "other"}
         ({"config.json": {"quantization_config": OTHER}, "quantize_config.json": GPTQ}, OTHER),
         ({"config.json": {"text_config": {"quantization_config": OTHER}}, "quantize_config.json": GPTQ}, OTHER),
         ({"config.json": {"quantization_config": None, "text_config": {}}, "quant_config.json": OTHER}, OTHER),
+        ({"config.json": {"compression_config": OTHER}, "quant_config.json": GPTQ}, OTHER),
     ],
 )
 def test_where_a_quantization_is_described(

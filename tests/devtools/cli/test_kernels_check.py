@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from llmcore.api.errors import ConfigError
 from llmcore.api.models import AttnSpec
-from llmcore.api.specs import DeviceInfo, OpContext
+from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext, Requires
 from llmcore.cli.kernels import command
 from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm, rope_kv_write
 from llmcore.ops.attention import attend, shape_of
@@ -19,8 +21,10 @@ from llmcore.registry.loader import load
 from llmcore.registry.resolve import candidates_for
 from llmcore_devtools.kernels.attention_cases import cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
+from llmcore_devtools.kernels.check import contexts
 from llmcore_devtools.kernels.compare import check as check_op
 from llmcore_devtools.kernels.compare import check_invariance, compare
+from llmcore_devtools.kernels.write_stored import DoesNotFit
 from llmcore_devtools.loaded_model import registry_for_tests
 
 SHAPES = len(getattr(rms_norm, "SHAPES", ({},)))
@@ -175,6 +179,28 @@ def test_long_samples_over_a_layout_of_a_plugin() -> None:
     [plain] = next(cases_of(attn_gqa_decode, token, attn_gqa_decode.long_samples(token), long=True))
     lost = (plain.expected()[0] - sample.expected()[0]).abs().max()
     assert lost > 10 * attn_gqa_decode.TOLERANCE["f32"]
+
+
+def test_heads_that_a_layout_does_not_take_are_left_out() -> None:
+    registry = registry_for_tests()
+    shape = shape_of(AttnSpec(heads=4, kv_heads=1, key_size=40, value_size=40, scale=0.2))
+    context = OpContext(op="attn.gqa.decode", device=DeviceInfo("cpu"), dtype="f32", layout="token-int4", shape=shape)
+    with pytest.raises(DoesNotFit, match="groups of 32 do not divide a head of 40"):
+        over_its_layout(registry, attn_gqa_decode, context)
+    with pytest.raises(ConfigError, match="token-int2"):
+        over_its_layout(registry, attn_gqa_decode, replace(context, layout="token-int2"))
+
+
+def test_a_kernel_for_many_layouts_gets_each_in_some_bucket() -> None:
+    names = [f"codes{number}" for number in range(6)]
+    kernel = KernelSpec(
+        op="attn.gqa.decode", name="n", make="m:m", when=Requires(layouts=frozenset({"token", *names}))
+    )
+    base = OpContext(op=kernel.op, device=DeviceInfo("cpu"), dtype="f32")
+    tried = [(where.layout, where.granule, where.bucket) for where in contexts(kernel, attn_gqa_decode, base)]
+    assert {tuple(rest) for layout, *rest in tried if layout == "token"} == set(product((1, 4), range(5)))
+    assert [(layout, granule) for layout, granule, _ in tried if layout != "token"] == list(product(names, (1, 4)))
+    assert {bucket for layout, _, bucket in tried if layout != "token"} == set(range(5))
 
 
 def test_writes_into_a_layout_of_a_plugin_get_its_pools() -> None:

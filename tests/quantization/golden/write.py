@@ -1,6 +1,6 @@
 """Write the golden files: one weight in each format, packed and dequantized by the library whose format it is.
 
-These libraries are no dependency of the tests. In an environment with this repository's packages:
+The tests do not depend on these libraries. Commands for an environment with this repository's packages:
 
     pip install --no-deps --no-build-isolation compressed-tensors==0.20.0 loguru gptqmodel==7.7.0 optimum==2.3.0 \
         logbar tokenicer device-smi pypcre threadpoolctl defuser pillow

@@ -211,10 +211,10 @@ def bench(asked: Asked, registry: Registry) -> None:
         op="",
         device=device.info,
         dtype=dtype,
-        layout=pins.layouts.get(asked.layout, asked.layout),
+        layout=asked.layout,
         deterministic=asked.deterministic,
     )
-    run = timing.Bench(registry, device, effort, best, base, pins.kernels)
+    run = timing.Bench(registry, device, effort, best, base, pins.kernels, pins.layouts)
     shapes = asked_shapes(asked, registry, device)
     rows: list[BenchRow] = []
     for spec, _ in sorted(registry.specs(OpSpec), key=lambda pair: pair[0].name):

@@ -7,32 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from llmcore.api.models import KVGroupSpec
-from llmcore.api.specs import KVLayoutSpec, OpContext
+from llmcore.api.specs import OpContext
 from llmcore.ops import Shape
 from llmcore.ops.attention import spec_of, token_slots
-from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 
 from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
-from llmcore_devtools.kernels.write_stored import StoredWrites, Stores
+from llmcore_devtools.kernels.write_stored import StoredWrites, Stores, layout_of
 
 
 def over_its_layout(registry: Registry, module: Any, context: OpContext) -> tuple[Any, OpContext]:
     """(op's `module`, `context`) as they are; over a layout that the op's samples do not know, a module whose samples
     are stored in that layout, and for attention the context in which the reference reads them.
 
-    The layout is made for the heads of `context`. Raises ConfigError if no plugin brings it, or if it does not take
-    these heads.
+    The layout is made for the heads of `context`. Raises ConfigError if no plugin brings it, and DoesNotFit if it does
+    not take these heads.
     """
     if context.layout in getattr(module, "LAYOUTS", (context.layout,)):
         return module, context
     if not context.op.startswith("attn."):
         return StoredWrites(registry, module, context), context
-    spec, name = spec_of(context), str(context.layout)
-    heads, key, value = spec.kv_heads, spec.key_size, spec.value_size
-    group = KVGroupSpec(name="kv", layers=(0,), layout=name, kv_heads=heads, key_size=key, value_size=value)
-    layout: Stores = load(registry.find(KVLayoutSpec, name).make)(group, context.granule, context.dtype)
+    spec = spec_of(context)
+    layout = layout_of(registry, context, spec.kv_heads, spec.key_size, spec.value_size)
     return StoredSamples(module, layout), replace(context, gather=layout.gather)
 
 

@@ -12,7 +12,7 @@ import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import moved, planned, tensors
-from llmcore_devtools.kernels.write_stored import Stores
+from llmcore_devtools.kernels.write_stored import DoesNotFit, Stores
 
 Call = Callable[[], Any]
 
@@ -174,7 +174,10 @@ def seconds_of(device: Device, run: Call, least: float) -> float:
 
 @dataclass(frozen=True)
 class Bench:
-    """A run. `base`: the common part of all contexts. `pins`: op -> the kernel to time, beside the reference."""
+    """A run. `base`: the common part of all contexts. `pins`: op -> the kernel to time, beside the reference.
+
+    `layouts`: layout -> the one that a mode stores instead.
+    """
 
     registry: Registry
     device: Device
@@ -182,6 +185,7 @@ class Bench:
     best: Ceilings
     base: OpContext
     pins: Mapping[str, str]
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self, op: str, shapes: Sequence[Shape]) -> Iterator[BenchRow]:
         """A row per shape, bucket, call and kernel, as soon as it is measured."""
@@ -189,10 +193,14 @@ class Bench:
         where, layout, known = self.device.torch_device, self.base.layout, getattr(module, "LAYOUTS", ())
         if layout == DEFAULT_LAYOUT and known and layout not in known:
             layout = known[0]
+        layout = None if layout is None else self.layouts.get(layout, layout)
         for shape in shapes:
             for bucket, tokens in enumerate(_tokens(self.effort, module, shape, self.base.dtype)):
                 asked = replace(self.base, op=op, shape=dict(shape), bucket=bucket, layout=layout)
-                samples, context = over_its_layout(self.registry, module, asked)
+                try:
+                    samples, context = over_its_layout(self.registry, module, asked)
+                except DoesNotFit:
+                    continue
                 with torch.inference_mode(), drawing(0, where, tokens):
                     for sample in _samples(samples, context, tokens):
                         rotated = _rotated(moved(sample, where), self.effort)

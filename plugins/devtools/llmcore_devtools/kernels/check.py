@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.errors import ConfigError, reraise_if_stopping
 from llmcore.api.protocols import Device
 from llmcore.api.specs import TOKEN_BUCKETS, DType, KernelSpec, OpContext, OpSpec
 from llmcore.ops import Shape, drawing, made
@@ -28,9 +28,13 @@ from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidat
 from llmcore_devtools.kernels.attention_cases import cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.compare import check_invariance, compare
+from llmcore_devtools.kernels.write_stored import DoesNotFit
 
 Shapes = Callable[[str], Sequence[Shape]]
 """Op -> further shapes to check, besides the op's own."""
+
+FEW = 3
+"""Most layouts of a kernel that are all checked in every bucket."""
 
 HELD = 3
 """Most failures that are shown for one kernel in one dtype."""
@@ -122,7 +126,14 @@ def _check_unit(row: CheckRow, unit: Unit, bench: Bench) -> None:
             if reason is not None:
                 reasons.add(reason)
                 continue
-            _check_context(row, spec, module, context, bench, large)
+            try:
+                stored, context = over_its_layout(bench.registry, module, context)
+            except DoesNotFit as misfit:
+                reasons.add(str(misfit))
+            except ConfigError as error:
+                _note(row, str(error))
+            else:
+                _check_context(row, spec, stored, context, bench, large)
     if not row.cases and not row.failed:
         row.declined = "; ".join(sorted(reasons))
 
@@ -133,14 +144,19 @@ def contexts(
     """`base` in every bucket, with every layout and granule that `kernel` requires.
 
     If it requires none, these are the layouts that the op's `module` knows, and the granules 1 and 4. An op without KV
-    computes the same for every granule. `most_granules`: only that many, the smallest ones.
+    computes the same for every granule. `most_granules`: only that many, the smallest ones. A kernel for more than FEW
+    layouts gets the others in one bucket each, by turns.
     """
     stored: Sequence[str] = getattr(module, "LAYOUTS", ())
     layouts: Sequence[str | None] = sorted(kernel.when.layouts) or stored or (None,)
     granules = sorted(kernel.when.granules) or ((1, 4) if stored else (1,))
-    buckets = range(len(TOKEN_BUCKETS))
-    for layout, granule, bucket in itertools.product(layouts, granules[:most_granules], buckets):
-        yield replace(base, layout=layout, granule=granule, bucket=bucket)
+    every = range(len(TOKEN_BUCKETS))
+    own = sorted(kernel.when.buckets) or every
+    for number, layout in enumerate(layouts):
+        shared = len(layouts) > FEW and layout not in stored
+        buckets = [own[number % len(own)]] if shared else every
+        for granule, bucket in itertools.product(granules[:most_granules], buckets):
+            yield replace(base, layout=layout, granule=granule, bucket=bucket)
 
 
 def _check_context(
@@ -151,7 +167,6 @@ def _check_context(
     name, device = "", bench.device
     try:
         kernel, alone = (made(spec, where) for where in (context, replace(context, bucket=0)))
-        module, context = over_its_layout(bench.registry, module, context)
         for kind in kinds:
             with drawing(bench.seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
                 samples = cases_of(module, context, getattr(module, kind)(context), long=kind == "long_samples")

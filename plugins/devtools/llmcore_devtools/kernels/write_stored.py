@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+from llmcore.api.errors import ConfigError
 from llmcore.api.models import KVGroupSpec
 from llmcore.api.specs import KVLayoutSpec, OpContext, OpSpec
 from llmcore.ops import Op, Shape
@@ -33,11 +34,27 @@ class Stores(Protocol):
     def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+class DoesNotFit(ConfigError):
+    """A layout does not take heads of some size."""
+
+
+def layout_of(registry: Registry, context: OpContext, heads: int, key: int, value: int) -> Stores:
+    """The layout of `context`, made for such heads. Raises ConfigError if no plugin brings it, and DoesNotFit."""
+    name = str(context.layout)
+    make = load(registry.find(KVLayoutSpec, name).make)
+    group = KVGroupSpec(name="kv", layers=(0,), layout=name, kv_heads=heads, key_size=key, value_size=value)
+    try:
+        layout: Stores = make(group, context.granule, context.dtype)
+    except ConfigError as misfit:
+        raise DoesNotFit(str(misfit)) from misfit
+    return layout
+
+
 class StoredWrites:
     """The samples of the composite `module` with pools of the layout of `context`. The reference is its expansion.
 
-    The layout is made for the heads of the samples. Raises ConfigError if no plugin brings it, or if it does not take
-    these heads.
+    The layout is made for the heads of the samples. Raises ConfigError if no plugin brings it, and DoesNotFit if it
+    does not take these heads.
     """
 
     def __init__(self, registry: Registry, module: Any, context: OpContext) -> None:
@@ -46,11 +63,8 @@ class StoredWrites:
         plain = self._named(next(module.samples(context)))["kv"]
         _, self.heads, key = plain[0].shape
         value = plain[1].shape[2] if len(plain) > 1 else int(context.shape["latent"] or 0)
+        self.layout = layout_of(registry, context, self.heads, key, value)
         spec = registry.find(KVLayoutSpec, str(context.layout))
-        group = KVGroupSpec(
-            name="kv", layers=(0,), layout=spec.name, kv_heads=self.heads, key_size=key, value_size=value
-        )
-        self.layout: Stores = load(spec.make)(group, context.granule, context.dtype)
         # a number near the middle between two codes may round to either, a whole step apart
         self.TOLERANCE = {dtype: allowed + 2 * spec.tolerance for dtype, allowed in module.TOLERANCE.items()}
         self.reference = _expanded(registry, self.layout, context)

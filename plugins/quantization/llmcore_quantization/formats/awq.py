@@ -25,7 +25,6 @@ from llmcore_quantization.formats.packed import (
     dtype_of,
     fields,
     group_size,
-    held_as,
     known,
     matrix,
     split,
@@ -81,7 +80,7 @@ class AWQ:
         return Packed(
             outputs=grid.outputs,
             inputs=inputs,
-            scheme=grid.scheme(held_as(BITS, inputs), dtype_of(headers, "scales"), zeros=True),
+            scheme=grid.scheme("u4", dtype_of(headers, "scales"), zeros=True),
             tensors={
                 "codes": Stored("qweight", ((inputs, words),), ("I32",), _codes),
                 "scale": Stored("scales", ((groups, grid.outputs),), HALF_OR_SINGLE, grid.spread_from_rows),

@@ -139,7 +139,7 @@ class CompressedTensors:
         if group is None or group.codes is None or not (in_layers(module) or module == "lm_head"):
             return None
         weights: Any = group.codes
-        actorder = group.weights.get("actorder") == "group"
+        actorder = group.weights.get("actorder") in ("group", "dynamic", True)
         zeros = group.weights.get("symmetric") is False
         return Scheme(
             codes=weights, group=group.block[1], scale="bf16", zeros=zeros, ordered=actorder, inputs=group.multiplied
@@ -215,7 +215,7 @@ def _packed(module: str, headers: Mapping[str, Header], early: Mapping[str, torc
         tensors["input_scale"] = static_scale("input_scale")
     scale = dtype_of(headers, "weight_scale")
     scheme = grid.scheme(
-        held_as(bits, inputs) if in_words else of,
+        of,
         scale,
         zeros=asymmetric,
         ordered=order is not None,

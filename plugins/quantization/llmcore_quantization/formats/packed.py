@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Protocol
 
@@ -175,9 +175,13 @@ class Grid:
 
     def scheme(self, codes: Any, scale: str, **more: Any) -> Scheme | None:
         """The scheme of a weight with such blocks, None if it has none. `scale`: the stored dtype."""
-        group = 0 if self.group == self.inputs and more.get("inputs") != "group" else self.group
-        held = SCALES.get(scale, "f32")
-        return Scheme(codes=codes, group=group, scale=held, **more) if self.canonical else None
+        return self.held(Scheme(codes=codes, scale=SCALES.get(scale, "f32"), **more))
+
+    def held(self, scheme: Scheme) -> Scheme | None:
+        """`scheme` with the groups that it has here, and with 8 bits if a row of 4 would end within a byte."""
+        group = 0 if self.group == self.inputs and scheme.inputs != "group" else self.group
+        codes = "i8" if scheme.codes == "u4" and self.inputs % 2 else scheme.codes
+        return replace(scheme, codes=codes, group=group) if self.canonical else None
 
     def spread(self, cells: torch.Tensor) -> torch.Tensor:
         """One value per block, in a shape of `shapes` -> [outputs, inputs / group]."""
@@ -253,7 +257,7 @@ DECLINED: Mapping[str, str] = {
     "sparse": "sparse weights are not computed",
     "bit": "no op multiplies codes of that width",
 }
-"""What a declined value names -> why."""
+"""A part of a value that is declined -> the reason."""
 
 
 def known(format: str, quantization: Mapping[str, Any], values: Mapping[str, tuple[Any, ...]]) -> None:

@@ -16,7 +16,7 @@ TOKEN, LATENT = "token", "mla-latent"
 
 
 class Form(NamedTuple):
-    """How the keys or the values of a head are stored.
+    """The form in which the keys or the values of a head are stored.
 
     `codes`: the type of an element. Unsigned codes count from the least value of their group, which is stored beside
     the scale. `group`: elements that share a scale, 0: the whole head. `fixed`: scales are constants of a head.

@@ -71,7 +71,7 @@ def create_linears(
 def _linear_method(
     name: str, linear: Linear, method_for: MethodFor | None, names: WeightMap, leaves: Mapping[str, set[str]]
 ) -> LinearMethod | None:
-    """How the checkpoint quantizes a linear; None if it is plain, or has a method of its own."""
+    """The method by which a linear is quantized in the checkpoint; None if it is plain, or has a method of its own."""
     if method_for is None or linear.method is not None:
         return None
     modules = _modules((Target(f"{name}.weight", part) for part in linear.shape.parts or (None,)), names, leaves)
@@ -87,7 +87,7 @@ def _linear_method(
 def _expert_method(
     name: str, moe: MoE, experts_for: ExpertsFor | None, names: WeightMap, leaves: Mapping[str, set[str]]
 ) -> ExpertMethod | None:
-    """How the checkpoint quantizes the experts of a mixture; None if they are plain."""
+    """The method by which the experts of a mixture are quantized in the checkpoint; None if they are plain."""
     if experts_for is None:
         return None
     stacks = moe.experts.shape.stacks.items()

@@ -5,18 +5,20 @@ A step dequantizes the experts that its tokens chose, and the kernel of `moe.exp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 import torch
 from llmcore.api import Placement
 from llmcore.layers import BoundExperts, Build, Dispatched, ExpertShape
-from llmcore.ops import Op
 from torch import nn
 
 from llmcore_quantization.canonical import Scheme, dequantized
 from llmcore_quantization.linear import Held, multiples
+
+Op = Callable[..., torch.Tensor]
+"""What computes as op `moe.experts`."""
 
 Stack = Mapping[str, torch.Tensor]
 """Canonical tensor -> [experts, rows, ...] of all experts."""

@@ -18,7 +18,7 @@ from llmcore_quantization.canonical import Scheme, dequantized
 from llmcore_quantization.linear import Held, multiples
 
 Op = Callable[..., torch.Tensor]
-"""What computes as op `moe.experts`."""
+"""A callable that computes as op `moe.experts`."""
 
 Stack = Mapping[str, torch.Tensor]
 """Canonical tensor -> [experts, rows, ...] of all experts."""

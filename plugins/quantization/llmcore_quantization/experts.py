@@ -84,13 +84,12 @@ def _run(plain: Op, experts: int, tokens: Dispatched, gate_up: Stack, down: Stac
 def _weights(stack: Stack, chosen: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """The plain weights [experts, rows, inputs] of the `chosen` experts [P] int64; None: of all."""
     held = stack if chosen is None else {name: _picked(tensor, chosen) for name, tensor in stack.items()}
-    # One after the other, so that the f32 form stays small.
-    return torch.stack(
-        [
-            dequantized(**dict(zip(held, tensors, strict=True)), dtype=dtype)
-            for tensors in zip(*held.values(), strict=True)
-        ]
-    )
+    codes = held["codes"]
+    inputs = codes.shape[2] * (2 if codes.dtype == torch.uint8 else 1)
+    out = torch.empty(*codes.shape[:2], inputs, dtype=dtype, device=codes.device)
+    for expert, weight in enumerate(out):  # one after the other, so that the f32 form stays small
+        weight.copy_(dequantized(**{name: tensor[expert] for name, tensor in held.items()}, dtype=dtype))
+    return out
 
 
 def _picked(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

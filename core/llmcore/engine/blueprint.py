@@ -232,8 +232,8 @@ class Blueprint:
         dry = DryBuild(torch_device=torch.device("meta"), **shared)
         build = kind(torch_device=where, granules=settle_granules(dry, make, self.granule), **shared)
         model = make(self.model, build)
-        method_for = None if quantized is None else quantized.method.method_for
-        create_linears(model, method_for, names=names, stored=self.checkpoint.sizes())
+        asked = () if quantized is None else (quantized.method.method_for, quantized.method.expert_method)
+        create_linears(model, *asked, names=names, stored=self.checkpoint.sizes())
         return Built(model, build, names, checkpoint, None if quantized is None else quantized.name)
 
 

@@ -71,6 +71,9 @@ class Online:
         self._modules.update(modules)
         return Quantized(self._recipe.scheme)
 
+    def expert_method(self, modules: Sequence[str]) -> None:
+        """Experts stay plain."""
+
     def _plain(self, module: str) -> bool:
         path = module.split(".")
         layer = next((int(part) for part in path if part.isdecimal()), None)

@@ -46,6 +46,9 @@ class Nothing:
     def method_for(self, modules: Sequence[str]) -> None:
         return None
 
+    def expert_method(self, modules: Sequence[str]) -> None:
+        return None
+
 
 def is_w4(quantization: Mapping[str, Any]) -> bool:
     return quantization.get("quant_method") == "w4"
@@ -171,6 +174,9 @@ class Int8:
 
     def method_for(self, modules: Sequence[str]) -> Int8Linears:
         return Int8Linears()
+
+    def expert_method(self, modules: Sequence[str]) -> None:
+        return None
 
 
 def is_int8(quantization: Mapping[str, Any]) -> bool:

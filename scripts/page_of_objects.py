@@ -137,7 +137,8 @@ TASKS = (
             (
                 "Linears of a quantization method",
                 "llmcore.layers",
-                "LinearMethod LinearShape Bound Unquantized MethodFor create_linears fill_normal",
+                "LinearMethod LinearShape Bound Unquantized MethodFor create_linears fill_normal "
+                "ExpertMethod ExpertShape BoundExperts ExpertsFor",
             ),
         ),
     ),

@@ -31,6 +31,10 @@ class Int8Rows:
         """A method that multiplies int8 itself would return an llmcore.layers.LinearMethod."""
         return
 
+    def expert_method(self, modules):
+        """The same for the experts of a mixture: an llmcore.layers.ExpertMethod."""
+        return
+
 
 class PlainRows:
     """protocols.Checkpoint over another one. It multiplies `X` by `X_scale`, one number per row, if that exists."""

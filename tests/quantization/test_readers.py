@@ -20,7 +20,8 @@ from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.model_format import READ
 from opened import HOST, REGISTRY, Opened
 from packers import CASES, Case, Tensors
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 LAYER = "model.layers.0."
@@ -198,6 +199,23 @@ def test_constants_of_the_kv_cache_are_left_out(tmp_path: Path) -> None:
         assert not any(tensor.endswith(("k_scale", "v_scale", "output_scale")) for tensor in found.tensors)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {},
+            "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+        },
+        {"quant_method": "modelopt", "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_weights_are_plain_if_only_kv_is_quantized(config: Mapping[str, Any], tmp_path: Path) -> None:
+    stored = weights() | {f"{LAYER}self_attn.k_scale": torch.ones(1)}
+    found = Opened(packers.write(tmp_path, {"quantization_config": config}, stored), LINEARS)
+    assert found.schemes == [None] * 3 and found.tensors.keys() == weights().keys()
+
+
 def test_inputs_that_no_op_quantizes_so_are_multiplied_as_they_are(tmp_path: Path) -> None:
     case = packers.ct_words(8)
     group = case.config["config_groups"]["group_0"]
@@ -238,6 +256,15 @@ def test_fp8_scales_of_other_types(dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {f"{UP}.weight": weight, f"{UP}.weight_scale_inv": scale.to(dtype)}
     folder = packers.write(tmp_path, {"quantization_config": CASES["fp8"].config}, tensors)
     assert Opened(folder).tensors[f"{UP}.weight"][0].tolist() == [1.0] * 32 + [8.0] * 8
+
+
+def test_fp8_is_that_of_transformers(tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path, CASES["fp8"])
+    stored, found = load_file(folder / "model.safetensors"), Opened(folder)
+    theirs = Fp8Dequantize(None)  # type: ignore[no-untyped-call]
+    for module in SIZES.keys() - {UP}:  # they read no blocks beyond the edges
+        leaves = {leaf: stored[f"{module}.{leaf}"] for leaf in ("weight", "weight_scale_inv")}
+        assert torch.equal(found.tensors[f"{module}.weight"], theirs.convert(leaves)["weight"])
 
 
 def test_transformers_names_of_static_fp8(tmp_path: Path) -> None:
@@ -361,7 +388,12 @@ def ct_weights(**more: Any) -> dict[str, Any]:
 
 
 WRONG: Sequence[tuple[str, Mapping[str, Any], Change, str]] = [
-    ("awq", {"group_size": 64}, nothing, r"scales is F16 \[\d, \d+\], .* has to be .*; correct quantization_config"),
+    (
+        "awq",
+        {"group_size": 64},
+        nothing,
+        r"scales is F16 .*of which 1 x 64 share a scale, it has to be .*; correct quantization_config",
+    ),
     ("awq", {"group_size": 0}, nothing, "group_size in quantization_config is 0; it has to be a number of inputs"),
     (
         "awq",

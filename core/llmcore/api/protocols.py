@@ -123,8 +123,8 @@ class Checkpoint(Protocol):
 class QuantMethod(Protocol):
     """Reads and holds the quantized weights of one checkpoint, or quantizes a plain one if a mode pins it.
 
-    The engine calls `checkpoint` once, then `method_for` once for each linear, and then asks the returned checkpoint
-    for sizes and tensors.
+    The engine calls `checkpoint` once, then `method_for` once for each linear and `expert_method` for each mixture of
+    experts, and then asks the returned checkpoint for sizes and tensors.
     """
 
     def checkpoint(self, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
@@ -142,6 +142,13 @@ class QuantMethod(Protocol):
 
         `modules`: the checkpoint's names of the modules that the linear stacks, in order, such as
         "model.layers.0.self_attn.q_proj". If the checkpoint has headers, these have tensors of every module.
+        """
+
+    def expert_method(self, modules: Sequence[str]) -> Any:
+        """The llmcore.layers.ExpertMethod that holds the experts of one mixture; None if their weights are plain.
+
+        `modules`: gate and up of every expert, then down of every expert, such as "model.layers.0.mlp.experts.7.w1".
+        Their tensors are named as those of `method_for`. Asked as `method_for` is, once for each mixture.
         """
 
 

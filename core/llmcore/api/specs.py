@@ -253,12 +253,17 @@ class QuantMethodSpec(Spec):
     """A way to hold quantized weights. `make`: (quantization_config, ModelConfig) -> protocols.QuantMethod.
 
     `reads`: (quantization_config of a checkpoint, never empty) -> True if this method reads it; cheap. `plain`: a mode
-    may pin it for checkpoints that are not quantized; `make` then gets the `quant_options` of the modes.
+    may pin it for checkpoints that are not quantized; `make` then gets the `quant_options` of the modes. `options`:
+    the names of those that modes may choose for it.
     """
 
     make: ImportString
     reads: ImportString | None = None
     plain: bool = False
+    options: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        _several(self.options, "options")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from llmcore.layers.creation import create_linears
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import load
-from llmcore.registry.modes import Pins, apply_modes, check_mode, joined, mode_misfit
+from llmcore.registry.modes import Pins, apply_modes, check_mode, joined, mode_misfit, modes_with
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
 from llmcore.weights.map import WeightMap
@@ -172,6 +172,8 @@ class Blueprint:
         """Why the model cannot be built with this mode alone, or None if it can."""
         if (why := mode_misfit(mode, self.registry, self.device)) is not None:
             return why
+        if mode.quant_options and mode.quant is None:
+            return self._misfit_beside(mode)
         if mode.dtypes and self.model.dtype not in mode.dtypes:
             return f"is for {' or '.join(sorted(mode.dtypes))}, this model runs as {self.model.dtype}; set --data_type"
         declared = sorted({group.layout for group in self.model.kv_groups})
@@ -184,6 +186,12 @@ class Blueprint:
         except (ConfigError, ResolveError) as error:
             return str(error).partition("\n")[0].removesuffix("; there are:")
         return mode_misfit(mode, self.registry, self.device, used_ops(build))
+
+    def _misfit_beside(self, mode: ModeSpec) -> str | None:
+        """Why a mode that chooses options of a quantization method fits beside no mode that pins such a method."""
+        pinning = {other.quant: other for other in modes_with(mode.quant_options, self.registry)}
+        reasons = [self.misfit(joined([other, mode])) for other in pinning.values()]
+        return None if None in reasons else next(iter(reasons), "fits beside no mode of an active plugin")
 
     def dry(self) -> Built:
         """A model whose parameters have shapes and types but no data. Raises ConfigError if no method reads them."""
@@ -224,8 +232,8 @@ class Blueprint:
         dry = DryBuild(torch_device=torch.device("meta"), **shared)
         build = kind(torch_device=where, granules=settle_granules(dry, make, self.granule), **shared)
         model = make(self.model, build)
-        method_for = None if quantized is None else quantized.method.method_for
-        create_linears(model, method_for, names=names, stored=self.checkpoint.sizes())
+        asked = () if quantized is None else (quantized.method.method_for, quantized.method.expert_method)
+        create_linears(model, *asked, names=names, stored=self.checkpoint.sizes())
         return Built(model, build, names, checkpoint, None if quantized is None else quantized.name)
 
 

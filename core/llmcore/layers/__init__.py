@@ -2,7 +2,7 @@
 
 from llmcore.layers.attention import Attention
 from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape, Unquantized, fill_normal
-from llmcore.layers.creation import MethodFor, create_linears
+from llmcore.layers.creation import ExpertsFor, MethodFor, create_linears
 from llmcore.layers.decoder import Decoder, Hidden
 from llmcore.layers.dense import (
     DenseConfig,
@@ -18,7 +18,7 @@ from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, PairedQKV, QKVLinear, apart
 from llmcore.layers.mesh import Mesh
 from llmcore.layers.mlp import MLP, GatedMLP
-from llmcore.layers.moe import MoE, expert_elements, expert_names
+from llmcore.layers.moe import BoundExperts, ExpertMethod, ExpertShape, MoE, expert_elements, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from llmcore.layers.rope import NoRope, Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
@@ -33,6 +33,7 @@ __all__ = [
     "Attention",
     "AttentionKernels",
     "Bound",
+    "BoundExperts",
     "Bucketed",
     "Build",
     "CappedHead",
@@ -40,6 +41,9 @@ __all__ = [
     "DenseConfig",
     "Dispatched",
     "Embedding",
+    "ExpertMethod",
+    "ExpertShape",
+    "ExpertsFor",
     "GatedMLP",
     "Hidden",
     "KVStep",

@@ -226,16 +226,17 @@ class Build:
         *,
         layout: str | None = None,
         granule: int = 1,
-        given: Mapping[str, Op] | None = None,
+        given: Mapping[str, Op | tuple[Op, ...]] | None = None,
         **shape: Any,
     ) -> tuple[Op, ...]:
         """The op's callable for each token bucket. A layer calls ``ops[step.bucket](...)``.
 
         A composite without its own kernel becomes its expansion. `given` supplies what is not an op: a layout's
-        `write` as the part `kv_write` of a composite, its `gather` as `kv_gather` for attention. Calls with equal
-        arguments return the same callables.
+        `write` as the part `kv_write` of a composite, its `gather` as `kv_gather` for attention. It may also supply
+        an op of the expansion, as a callable for each token bucket; the composite then has no kernel of its own. Calls
+        with equal arguments return the same callables.
         """
-        parts = dict(given or {})
+        parts: dict[str, Any] = dict(given or {})
         gather = parts.get("kv_gather")
         key = (name, layout, granule, tuple(sorted(shape.items())), tuple(sorted(parts.items(), key=lambda p: p[0])))
         if key not in self._bound:
@@ -324,10 +325,12 @@ class Build:
             deterministic=self.deterministic,
         )
 
-    def _make(self, context: OpContext, given: Mapping[str, Op]) -> Any:
+    def _make(self, context: OpContext, given: Mapping[str, Op | tuple[Op, ...]]) -> Any:
+        spec = self.registry.find(OpSpec, context.op)
+        if given.keys() & set(spec.expands_to):
+            return load(f"{spec.module}:expand")(context, self._part(context, given))
         resolution = resolve(candidates_for(self.registry, context.op), context, self.pins.kernels, self.order)
         self.resolutions.append(resolution)
-        spec = self.registry.find(OpSpec, context.op)
         try:
             if spec.expands_to and resolution.chosen.name == REFERENCE:
                 return load(f"{spec.module}:expand")(context, self._part(context, given))
@@ -342,10 +345,10 @@ class Build:
                 f"{type(error).__name__}: {error}; use another with --kernel {context.op}={REFERENCE}"
             ) from error
 
-    def _part(self, whole: OpContext, given: Mapping[str, Op]) -> Callable[..., Op]:
+    def _part(self, whole: OpContext, given: Mapping[str, Op | tuple[Op, ...]]) -> Callable[..., Op]:
         def part(op: str, **shape: Any) -> Op:
-            if op in given:
-                return given[op]
+            if (found := given.get(op)) is not None:
+                return found[whole.bucket] if isinstance(found, tuple) else found
             return self._make(self._context(op, whole.bucket, whole.layout, whole.granule, shape), given)  # type: ignore[no-any-return]
 
         return part

@@ -1,22 +1,27 @@
-"""Create the tensors of a model's linears, whose names decide how each is quantized."""
+"""Create the tensors of a model's linears and experts, whose names decide how each is quantized."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import nn
 
 from llmcore.api.errors import ConfigError
-from llmcore.layers.build import LinearMethod, Unquantized
+from llmcore.layers.build import Build, LinearMethod, LinearShape, Unquantized
 from llmcore.layers.decoder import family_path
 from llmcore.layers.linear import Linear
+from llmcore.layers.moe import ExpertMethod, MoE, PlainExperts
 from llmcore.weights.map import Target, WeightMap
 
 MethodFor = Callable[[Sequence[str]], LinearMethod | None]
 """(the checkpoint's modules of one linear) -> its LinearMethod, or None for plain weights. See QuantMethod."""
+
+ExpertsFor = Callable[[Sequence[str]], ExpertMethod | None]
+"""(the checkpoint's modules of one mixture's experts) -> their ExpertMethod, or None for plain weights."""
 
 PLAIN = {"weight", "bias"}
 
@@ -24,18 +29,20 @@ PLAIN = {"weight", "bias"}
 def create_linears(
     model: nn.Module,
     method_for: MethodFor | None = None,
+    experts_for: ExpertsFor | None = None,
     *,
     names: WeightMap | None = None,
     stored: Collection[str] = (),
 ) -> None:
-    """Create the tensors of every linear in `model`, after it was built and before weights are loaded.
+    """Create the tensors of every linear and of all experts in `model`, which is built, before weights are loaded.
 
-    `method_for`: decides how each linear is quantized; None: all are plain. `names`: the WeightMap, from which the
-    checkpoint's modules of a linear follow; None: the checkpoint has the model's names. `stored`: the names of the
-    tensors in the checkpoint. Without them, the likeliest modules are used.
+    `method_for`, `experts_for`: decide how each linear and the experts of each mixture are quantized; None: all are
+    plain. `names`: the WeightMap, from which the checkpoint's modules follow; None: the checkpoint has the model's
+    names. `stored`: the names of the tensors in the checkpoint. Without them, the likeliest modules are used.
 
     Plain are linears with a LinearMethod of their own, those of which the checkpoint has no tensor, and those that
-    share a weight, unless the checkpoint has quantized tensors for them.
+    share a weight, unless the checkpoint has quantized tensors for them. Experts that the checkpoint has stacked are
+    plain too.
 
     Raises ConfigError for a linear that cannot be cut over the ranks of its mesh group in its method's multiples.
     """
@@ -43,22 +50,50 @@ def create_linears(
     for name in stored:
         module, _, leaf = name.rpartition(".")
         leaves[module].add(leaf)
-    found: list[tuple[str, Linear, LinearMethod | None]] = []
-    for path, linear in model.named_modules():
-        if not isinstance(linear, Linear):
-            continue
-        name = family_path(getattr(model, "wrapped", {}), path) or path
-        modules = _modules(linear, name, names or WeightMap(), leaves)
-        tied = linear.shape.shared is not None
-        plain = tied and any(leaves.get(module, PLAIN) <= PLAIN for module in modules)
-        asked = modules and linear.method is None and not plain
-        method = method_for(modules) if asked and method_for is not None else None
-        if tied and method is not None:
-            linear.build.notes[name] = "quantized in the checkpoint, although config.json ties it to the embedding"
-        found.append((name, linear, method))
-    _check_cuts([cut for each in found for cut in _cuts(*each)])
-    for name, linear, method in found:
-        linear.create(name, method)
+    names, wrapped = names or WeightMap(), getattr(model, "wrapped", {})
+    named = [(family_path(wrapped, path) or path, module) for path, module in model.named_modules()]
+    cuts, creations = list[_Cut](), list[Callable[[], None]]()
+    for name, module in named:
+        if isinstance(module, Linear):
+            method = _linear_method(name, module, method_for, names, leaves)
+            cuts += _cuts(module.build, name, module.shape, (method or module.method or Unquantized()).multiples)
+            creations.append(partial(module.create, name, method))
+        elif isinstance(module, MoE):
+            experts = _expert_method(name, module, experts_for, names, leaves)
+            for stack in module.experts.shape.stacks.values():
+                cuts += _cuts(module.experts.build, name, stack, (experts or PlainExperts()).multiples)
+            creations.append(partial(module.create, name, experts))
+    _check_cuts(cuts)
+    for create in creations:
+        create()
+
+
+def _linear_method(
+    name: str, linear: Linear, method_for: MethodFor | None, names: WeightMap, leaves: Mapping[str, set[str]]
+) -> LinearMethod | None:
+    """The method by which a linear is quantized in the checkpoint; None if it is plain, or has a method of its own."""
+    if method_for is None or linear.method is not None:
+        return None
+    modules = _modules((Target(f"{name}.weight", part) for part in linear.shape.parts or (None,)), names, leaves)
+    tied = linear.shape.shared is not None
+    if not modules or (tied and any(leaves.get(module, PLAIN) <= PLAIN for module in modules)):
+        return None
+    method = method_for(modules)
+    if tied and method is not None:
+        linear.build.notes[name] = "quantized in the checkpoint, although config.json ties it to the embedding"
+    return method
+
+
+def _expert_method(
+    name: str, moe: MoE, experts_for: ExpertsFor | None, names: WeightMap, leaves: Mapping[str, set[str]]
+) -> ExpertMethod | None:
+    """The method by which the experts of a mixture are quantized in the checkpoint; None if they are plain."""
+    if experts_for is None:
+        return None
+    stacks = moe.experts.shape.stacks.items()
+    targets = (Target(f"{name}.experts.{leaf}", part) for leaf, stack in stacks for part in stack.parts)
+    modules = _modules(targets, names, leaves)
+    return experts_for(modules) if modules else None
 
 
 class _Cut(NamedTuple):
@@ -74,14 +109,13 @@ class _Cut(NamedTuple):
         return self.total % (ranks * self.multiple) == 0
 
 
-def _cuts(name: str, linear: Linear, method: LinearMethod | None) -> Iterator[_Cut]:
-    shape, method = linear.shape, method or linear.method or Unquantized()
+def _cuts(build: Build, name: str, shape: LinearShape, multiples: tuple[int, int]) -> Iterator[_Cut]:
     if (shard := shape.shard) is None:
         return
-    shares = {part: rows for part, rows in shape.parts.items() if part not in shape.replicated}
-    whole = {"outputs": shape.outputs} if not shape.parts else shares
-    ranks, multiple = linear.build.mesh.size(shard.group), math.lcm(shard.multiple, method.multiples[shard.dim])
-    for what, share in ({"inputs": shape.inputs} if shard.dim == 1 else whole).items():
+    parts = {part: rows for part, rows in shape.parts.items() if part not in shape.replicated}
+    outputs = parts if shape.parts else {"outputs": shape.outputs}
+    ranks, multiple = build.mesh.size(shard.group), math.lcm(shard.multiple, multiples[shard.dim])
+    for what, share in ({"inputs": shape.inputs} if shard.dim == 1 else outputs).items():
         yield _Cut(f"{what} of {name}", shard.group, ranks, share * ranks, multiple)
 
 
@@ -99,11 +133,11 @@ def _check_cuts(cuts: Sequence[_Cut]) -> None:
     )
 
 
-def _modules(linear: Linear, name: str, names: WeightMap, leaves: Collection[str]) -> tuple[str, ...]:
-    """The checkpoint's modules of a linear, in order; () if one is not in `leaves`, the modules of the checkpoint."""
+def _modules(targets: Iterable[Target], names: WeightMap, leaves: Collection[str]) -> tuple[str, ...]:
+    """The modules whose weights fill `targets`, in order; () if one is not in `leaves`, the checkpoint's modules."""
     found: dict[str, None] = {}
-    for part in linear.shape.parts or (None,):
-        sources = (source.removesuffix(".weight") for source in names.sources(Target(f"{name}.weight", part)))
+    for target in targets:
+        sources = (source.removesuffix(".weight") for source in names.sources(target))
         module = next((module for module in sources if not leaves or module in leaves), None)
         if module is None:
             return ()

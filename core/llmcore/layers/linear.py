@@ -62,6 +62,11 @@ class Linear(Layer):
         self._calls: tuple[LinearCall, ...] = ()
         self._reduce = build.reduce(shard.group) if shard is not None and shard.dim == 1 else None
 
+    @property
+    def numbers(self) -> int:
+        """The numbers that its weight stands for."""
+        return self.shape.inputs * self.shape.outputs
+
     def create(self, name: str, method: LinearMethod | None) -> None:
         """Create the tensors. `create_linears` calls it once.
 

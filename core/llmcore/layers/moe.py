@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import RouteSpec
-from llmcore.layers.build import Build
+from llmcore.layers.build import Build, LinearShape, fill_normal
 from llmcore.layers.step import Bucketed
+from llmcore.ops import Op
 from llmcore.ops.moe import shape_of
 from llmcore.weights.map import Placement, Shard
 
@@ -32,6 +35,56 @@ def expert_elements(route: RouteSpec, size: int, inner: int) -> int:
     return route.top_k * (3 * inner + size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertShape:
+    """The experts of one mixture on this rank, `top_k` of which process a token.
+
+    `gate_up`, `down`: their stacks, as linears that have the outputs of one expert after the other. The parts of
+    `gate_up` are "0.gate_proj", "0.up_proj", "1.gate_proj", ..., those of `down` are "0.down_proj", "1.down_proj", ...
+    """
+
+    experts: int
+    top_k: int
+    gate_up: LinearShape
+    down: LinearShape
+
+    @property
+    def stacks(self) -> Mapping[str, LinearShape]:
+        """The stacks by the names of their parameters."""
+        return {"gate_up_proj": self.gate_up, "down_proj": self.down}
+
+
+class BoundExperts(Protocol):
+    """The tensors of the experts of one mixture."""
+
+    ops: tuple[Op, ...] | None
+    """A callable for each of TOKEN_BUCKETS that computes what op `moe.experts` does, from (Dispatched, gate_up, down)
+    with what `bind` returns. None: the weights are plain, as `moe.experts` takes them."""
+
+    def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
+        """The allocated parameters by name, each with its Placement.
+
+        A tensor `scale` of the checkpoint's modules fills parts of `gate_up_proj_scale` and of `down_proj_scale`.
+        """
+
+    def bind(self) -> tuple[Any, Any]:
+        """gate_up and down. Called once, after the tensors are filled."""
+
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Fill the tensor of parameter `name` with random numbers. See Bound."""
+
+
+class ExpertMethod(Protocol):
+    """Decides how the experts of a mixture hold and multiply their weights."""
+
+    @property
+    def multiples(self) -> tuple[int, int]:
+        """As those of a LinearMethod, for both stacks."""
+
+    def create(self, shape: ExpertShape, build: Build) -> BoundExperts:
+        """The tensors of the experts of one mixture."""
+
+
 class MoE(nn.Module):
     """The feed-forward part of a sparse block.
 
@@ -42,7 +95,8 @@ class MoE(nn.Module):
     Parameters: `gate.weight` [experts, size], `gate.e_score_correction_bias` [experts] f32, `experts.gate_up_proj`
     [experts 2 inner, size] (each expert's gate before its up), `experts.down_proj` [experts size, inner],
     `shared_experts.gate_up_proj.weight` [2 shared, size], `shared_experts.down_proj.weight` [size, shared]. Every
-    inner width is cut over mesh group "moe_tp". Raises ConfigError for an impossible route.
+    inner width is cut over mesh group "moe_tp". Experts may be quantized, and then have the parameters that their
+    ExpertMethod names. `create_linears` creates them. Raises ConfigError for an impossible route.
     """
 
     def __init__(
@@ -52,13 +106,14 @@ class MoE(nn.Module):
         _check(route)
         self.route = route
         self.gate = _Router(build, size, route.experts, corrected)
-        self.experts = _Experts(build, size, inner, route.experts)
+        self.experts = Experts(build, size, inner, route)
         self.shared_experts = _Shared(build, size, shared) if shared else None
         width = 0 if self.shared_experts is None else self.shared_experts.width
-        shape = {**shape_of(route), "bias": corrected, "size": size, "inner": self.experts.inner, "shared": width}
-        self._fused = build.op("moe.fused", **shape)
+        inner = self.experts.shape.down.inputs
+        self._shape = {**shape_of(route), "bias": corrected, "size": size, "inner": inner, "shared": width}
+        self._fused: tuple[Op, ...] = ()
         self._reduce = build.reduce("moe_tp")
-        self._weights: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor] | None = None
+        self._weights: tuple[torch.Tensor, torch.Tensor | None, Any, Any] | None = None
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def extra(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | None:
@@ -68,10 +123,19 @@ class MoE(nn.Module):
         """
         return None
 
+    def create(self, name: str, method: ExpertMethod | None) -> None:
+        """Create the experts' tensors. `create_linears` calls it once.
+
+        `name`: the mixture's path in the model. `method`: how its experts are quantized; None if they are plain.
+        """
+        ops = self.experts.create(f"{name}.experts", method or PlainExperts())
+        given = {} if ops is None else {"moe.experts": ops}
+        self._fused = self.experts.build.op("moe.fused", given=given, **self._shape)
+
     def finish(self) -> None:
         """Bind the loaded tensors. The loader calls it once."""
         bias = self.gate.e_score_correction_bias
-        self._weights = (self.gate.weight.data, None if bias is None else bias.data, *self.experts.views())
+        self._weights = (self.gate.weight.data, None if bias is None else bias.data, *self.experts.bind())
         self._shared = None if self.shared_experts is None else self.shared_experts.views()
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
@@ -112,25 +176,78 @@ class _Router(nn.Module):
         self.e_score_correction_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
 
-class _Experts(nn.Module):
+class Experts(nn.Module):
     """The experts' parameters. They are two-dimensional, so each checkpoint tensor fills consecutive rows."""
 
-    def __init__(self, build: Build, size: int, inner: int, experts: int) -> None:
+    def __init__(self, build: Build, size: int, inner: int, route: RouteSpec) -> None:
         super().__init__()
-        rows, columns = Shard("moe_tp", 0), Shard("moe_tp", 1)
-        self.inner = build.mesh.share(inner, rows, "inner")
-        self._experts, self._size = experts, size
-        self.gate_up_proj = build.empty(experts * 2 * self.inner, size)
-        self.down_proj = build.empty(experts * size, self.inner)
-        self.placements = {
-            "gate_up_proj": Placement(_parts(experts, {"gate_proj": self.inner, "up_proj": self.inner}), rows),
-            "down_proj": Placement(_parts(experts, {"down_proj": size}), columns),
-        }
+        rows, columns, count = Shard("moe_tp", 0), Shard("moe_tp", 1), route.experts
+        inner = build.mesh.share(inner, rows, "inner")
+        gate_up, down = _parts(count, {"gate_proj": inner, "up_proj": inner}), _parts(count, {"down_proj": size})
+        self.build = build
+        self.shape = ExpertShape(
+            experts=count,
+            top_k=route.top_k,
+            gate_up=LinearShape(inputs=size, outputs=count * 2 * inner, parts=gate_up, shard=rows),
+            down=LinearShape(inputs=inner, outputs=count * size, parts=down, shard=columns),
+        )
+        self.placements: dict[str, Placement] = {}
+        self._bound: BoundExperts | None = None
 
-    def views(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views [experts, 2 inner, size] and [experts, size, inner] of the parameters."""
-        gate_up = self.gate_up_proj.data.view(self._experts, 2 * self.inner, self._size)
-        return gate_up, self.down_proj.data.view(self._experts, self._size, self.inner)
+    @property
+    def numbers(self) -> int:
+        """The numbers that the parameters stand for."""
+        return sum(stack.inputs * stack.outputs for stack in self.shape.stacks.values())
+
+    def create(self, name: str, method: ExpertMethod) -> tuple[Op, ...] | None:
+        """Create the tensors. Returns what computes with them; None if op `moe.experts` does."""
+        gate_up, down = (replace(stack, name=f"{name}.{leaf}") for leaf, stack in self.shape.stacks.items())
+        self.shape = replace(self.shape, gate_up=gate_up, down=down)
+        self._bound = method.create(self.shape, self.build)
+        for leaf, (parameter, placement) in self._bound.tensors().items():
+            self.register_parameter(leaf, parameter)
+            self.placements[leaf] = placement
+        return self._bound.ops
+
+    def bind(self) -> tuple[Any, Any]:
+        """gate_up and down, as the experts' op takes them."""
+        return self._created().bind()
+
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Fill one of the tensors, for `--load_format dummy`."""
+        self._created().fill_dummy(name, tensor, generator)
+
+    def _created(self) -> BoundExperts:
+        assert self._bound is not None, "experts have no tensors before llmcore.layers.create_linears(model)"
+        return self._bound
+
+
+class PlainExperts:
+    """The ExpertMethod for weights in the model's dtype."""
+
+    multiples = (1, 1)
+
+    def create(self, shape: ExpertShape, build: Build) -> BoundExperts:
+        """The stacks `gate_up_proj` and `down_proj`."""
+        return _Plain(shape, build)
+
+
+class _Plain:
+    ops: tuple[Op, ...] | None = None
+
+    def __init__(self, shape: ExpertShape, build: Build) -> None:
+        self.shape = shape
+        self.held = {leaf: build.empty(stack.outputs, stack.inputs) for leaf, stack in shape.stacks.items()}
+
+    def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
+        return {leaf: (self.held[leaf], stack.placement()) for leaf, stack in self.shape.stacks.items()}
+
+    def bind(self) -> tuple[torch.Tensor, torch.Tensor]:
+        gate_up, down = (held.data.view(self.shape.experts, -1, held.shape[1]) for held in self.held.values())
+        return gate_up, down
+
+    def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        fill_normal(name, tensor, generator)
 
 
 class _Shared(nn.Module):
@@ -158,11 +275,6 @@ class _Weight(nn.Module):
         self.placements = {"weight": placement}
 
 
-def _parts(experts: int, modules: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Placement.parts for all experts, one after the other. `modules`: module -> its rows in each expert."""
-    parts, first = {}, 0
-    for expert in range(experts):
-        for module, rows in modules.items():
-            parts[f"{expert}.{module}"] = (first, rows)
-            first += rows
-    return parts
+def _parts(experts: int, modules: Mapping[str, int]) -> dict[str, int]:
+    """LinearShape.parts for all experts, one after the other. `modules`: module -> its rows in each expert."""
+    return {f"{expert}.{module}": rows for expert in range(experts) for module, rows in modules.items()}

@@ -81,12 +81,18 @@ def apply_modes(
     pins = Pins(chosen["kernel"], chosen["layout"], chosen["quant"].get(""), chosen["quant option"])
     if pins.quant_options and pins.quant is None:
         option = next(iter(pins.quant_options))
-        quantizing = sorted(mode.name for mode, _ in registry.specs(ModeSpec) if mode.quant is not None)
+        quantizing = sorted(mode.name for mode in modes_with(pins.quant_options, registry))
         raise ConfigError(
             f"{pinned['quant option', option][1]} chooses the {option} of a mode that quantizes weights, and no such "
             f"mode is given; give one beside it: {', '.join(quantizing) or 'no plugin brings any'}"
         )
     return pins
+
+
+def modes_with(options: Collection[str], registry: Registry) -> list[ModeSpec]:
+    """The modes with a quantization method for which other modes may choose all of `options`."""
+    methods = {spec.name for spec, _ in registry.specs(QuantMethodSpec) if spec.options.issuperset(options)}
+    return [mode for mode, _ in registry.specs(ModeSpec) if mode.quant in methods]
 
 
 def mode_misfit(

@@ -13,6 +13,7 @@ from llmcore.api.protocols import Checkpoint
 from llmcore.layers.build import fill_normal
 from llmcore.layers.linear import Linear
 from llmcore.layers.mesh import Mesh
+from llmcore.layers.moe import Experts
 from llmcore.weights.fit import Fit, Piece, Shared, family_name
 from llmcore.weights.map import Placement, WeightMap
 
@@ -24,7 +25,7 @@ Progress = Callable[[int], None]
 class Weighed:
     """The parameters of a model on one rank, counted.
 
-    `parameters`: the numbers that they stand for. A quantized linear counts as many as a plain one.
+    `parameters`: the numbers that they stand for. Quantized linears and experts count as many as plain ones.
     `bytes`: what they take. `tensors`: the tensors of a checkpoint that fill them, one for each part.
     `rows`: the numbers of rows of these tensors, as far as they are matrices.
     """
@@ -97,8 +98,8 @@ def weigh(model: nn.Module) -> Weighed:
         seen.update(own.values())
         size += sum(tensor.nbytes for tensor in own.values())
         counted = own
-        if isinstance(module, Linear) and own.keys() - {"bias"}:
-            parameters += module.shape.inputs * module.shape.outputs
+        if isinstance(module, Linear | Experts) and own.keys() - {"bias"}:
+            parameters += module.numbers
             counted = {"bias": own["bias"]} if "bias" in own else {}
         parameters += sum(tensor.numel() for tensor in counted.values())
         for leaf, tensor in own.items():

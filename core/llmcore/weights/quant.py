@@ -59,6 +59,8 @@ def find_quantization(
             raise ConfigError(
                 f"a mode chooses the {next(iter(options))} of {pin}, but the weights are quantized; leave it out"
             )
+        if unknown := [option for option in options or () if option not in spec.options]:
+            raise ConfigError(f"the mode's quantization method {pin} has no {unknown[0]} to choose")
     elif quantization:
         spec = _reader(registry, quantization)
     else:

@@ -27,6 +27,10 @@ class Int8:
         quantized = all(f"{module}.weight_scale" in self.stored for module in modules)
         return linear_method() if quantized or not self.stored else None
 
+    def expert_method(self, modules):
+        """Experts are not quantized."""
+        return
+
 
 def linear_method():
     import torch

@@ -19,6 +19,7 @@ from llmcore.layers import DTYPES, Bound, Build, LinearShape, Unquantized
 
 from llmcore_quantization import canonical
 from llmcore_quantization.canonical import Scheme
+from llmcore_quantization.experts import QuantizedExperts
 from llmcore_quantization.formats.packed import Format, Grid, Header, Packed
 from llmcore_quantization.linear import Quantized, op_of
 
@@ -69,6 +70,21 @@ class CheckpointMethod:
         if others or scheme is None or not checkpoint.keep(modules):
             return None
         return Stored(scheme, {module: checkpoint.packed[module].inputs for module in modules if checkpoint.packed})
+
+    def expert_method(self, modules: Sequence[str]) -> QuantizedExperts | None:
+        """The ExpertMethod of experts whose modules all have one scheme; None for plain weights.
+
+        Groups of inputs in another order (desc_act) differ by expert, so such experts become plain.
+        """
+        checkpoint = self._checkpoint
+        assert checkpoint is not None, "checkpoint() comes first"
+        scheme_of = checkpoint.scheme if checkpoint.packed else self._format.scheme
+        scheme, *others = {scheme_of(module) for module in modules}
+        if others or scheme is None or scheme.ordered:
+            return None
+        method = QuantizedExperts(scheme)
+        checkpoint.keep_as(modules, method.scheme)
+        return method
 
 
 class Stored(Quantized):
@@ -133,7 +149,7 @@ class QuantizedCheckpoint:
             if (packed := format.packed(module, headers, early.get(module, {}))) is not None:
                 self.packed[module] = replace(packed, scheme=_with_op(packed.scheme))
                 self.packed[module].check(module, headers)
-        if inner.sizes() and not self.packed:
+        if inner.sizes() and format.leaves and not self.packed:
             raise ConfigError(
                 f"config.json says that weights are quantized with {format.name!r}, and no tensor is; remove its "
                 "quantization_config if they were dequantized, else download the weights again"
@@ -151,6 +167,11 @@ class QuantizedCheckpoint:
             return False
         self._kept.update(modules)
         return True
+
+    def keep_as(self, modules: Sequence[str], scheme: Scheme) -> None:
+        """Keep the codes of modules with the tensors of `scheme`."""
+        self.packed |= {m: replace(self.packed[m], scheme=scheme) for m in modules if m in self.packed}
+        self._kept.update(modules)
 
     def config(self) -> dict[str, Any]:
         """The content of config.json."""

@@ -43,6 +43,11 @@ def op_of(scheme: Scheme) -> str:
     raise ConfigError(f"no op multiplies weights of {scheme}; use the model's unquantized checkpoint")
 
 
+def multiples(scheme: Scheme) -> tuple[int, int]:
+    """Multiples of outputs and of inputs that keep groups and bytes whole."""
+    return 1, scheme.group or (2 if scheme.codes == "u4" else 1)
+
+
 class Quantized:
     """The LinearMethod of linears whose weights are quantized by one scheme.
 
@@ -53,7 +58,7 @@ class Quantized:
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme, self.op = scheme, op_of(scheme)
-        self.multiples = (1, scheme.group or (2 if scheme.codes == "u4" else 1))
+        self.multiples = multiples(scheme)
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
         """The canonical tensors of one linear, and its bias.
@@ -64,12 +69,14 @@ class Quantized:
         return _Tensors(self.scheme, self.op, shape, build)
 
 
-class _Tensors:
-    """layers.Bound. A tensor of all inputs has a part for each module that the linear stacks."""
+class Held:
+    """The canonical tensors of one linear, or of a stack of experts.
 
-    def __init__(self, scheme: Scheme, op: str, shape: LinearShape, build: Build) -> None:
-        self.scheme, self.op, self.shape = scheme, op, shape
-        self.calls = build.op(op, **shape_of(scheme, shape.inputs, shape.outputs, shape.bias))
+    A tensor of all inputs has a part for each module that the linear stacks.
+    """
+
+    def __init__(self, scheme: Scheme, shape: LinearShape, build: Build) -> None:
+        self.scheme, self.shape = scheme, shape
         cut = shape.shard is not None and shape.shard.dim == 1 and build.mesh.size(shape.shard.group) > 1
         if scheme.ordered and cut:
             raise ConfigError(
@@ -100,25 +107,8 @@ class _Tensors:
         return Placement(parts, by_output=False)
 
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
+        """The parameters by name, with their Placements."""
         return self.held
-
-    def bind(self) -> tuple[tuple[Any, ...], frozenset[str]]:
-        given = {name: parameter.data for name, (parameter, _) in self.held.items()}
-        if "input_scale" in given:
-            given["input_scale"] = given["input_scale"].amax().view(1)
-        if "order" in given:
-            given["order"] = self._order(given["order"].view(-1, self.shape.inputs))
-        arguments = [given.get(name) for name in ARGUMENTS[self.op]]
-        return tuple(partial(_call, call, arguments) for call in self.calls), frozenset()
-
-    def _order(self, orders: torch.Tensor) -> torch.Tensor:
-        """The order of all parts, from [parts, inputs]."""
-        if not torch.equal(orders, orders[:1].expand_as(orders)):
-            raise ConfigError(
-                f"{' and '.join(self.shape.parts)} of {self.shape.name} have groups of inputs in different orders, "
-                "and one linear stacks them; use the model's unquantized checkpoint"
-            )
-        return orders[0]
 
     def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
         """Codes are uniform, so their bits are random; scales bring weights to a standard deviation of 0.02."""
@@ -138,6 +128,33 @@ class _Tensors:
             tensor.fill_(LARGEST / LIMITS[codes])
         else:
             fill_normal(name, tensor, generator)
+
+
+class _Tensors(Held):
+    """layers.Bound."""
+
+    def __init__(self, scheme: Scheme, op: str, shape: LinearShape, build: Build) -> None:
+        super().__init__(scheme, shape, build)
+        self.op = op
+        self.calls = build.op(op, **shape_of(scheme, shape.inputs, shape.outputs, shape.bias))
+
+    def bind(self) -> tuple[tuple[Any, ...], frozenset[str]]:
+        given = {name: parameter.data for name, (parameter, _) in self.held.items()}
+        if "input_scale" in given:
+            given["input_scale"] = given["input_scale"].amax().view(1)
+        if "order" in given:
+            given["order"] = self._order(given["order"].view(-1, self.shape.inputs))
+        arguments = [given.get(name) for name in ARGUMENTS[self.op]]
+        return tuple(partial(_call, call, arguments) for call in self.calls), frozenset()
+
+    def _order(self, orders: torch.Tensor) -> torch.Tensor:
+        """The order of all parts, from [parts, inputs]."""
+        if not torch.equal(orders, orders[:1].expand_as(orders)):
+            raise ConfigError(
+                f"{' and '.join(self.shape.parts)} of {self.shape.name} have groups of inputs in different orders, "
+                "and one linear stacks them; use the model's unquantized checkpoint"
+            )
+        return orders[0]
 
 
 LARGEST = 16.0

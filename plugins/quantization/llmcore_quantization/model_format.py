@@ -73,6 +73,9 @@ class Plain:
     def method_for(self, modules: object) -> None:
         """None."""
 
+    def expert_method(self, modules: object) -> None:
+        """None."""
+
 
 def reads_awq(quantization: Mapping[str, Any]) -> bool:
     """True for AWQ."""

@@ -33,12 +33,16 @@ METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Name in llmcore_quantization.online -> what the method makes of a plain checkpoint, and the modes that pin it."""
 
+GROUPED = frozenset({"w4a16", "w4a16_symmetric"})
+"""The methods whose group modes choose."""
+
 
 def methods() -> Iterable[QuantMethodSpec]:
     """The methods. Each is a function of llmcore_quantization.online."""
     for name, (summary, _) in METHODS.items():
         make = f"llmcore_quantization.online:{name}"
-        yield QuantMethodSpec(name=f"online_{name}", make=make, plain=True, summary=summary)
+        options = frozenset({"group"} if name in GROUPED else ())
+        yield QuantMethodSpec(name=f"online_{name}", make=make, plain=True, options=options, summary=summary)
 
 
 def modes() -> Iterable[ModeSpec]:

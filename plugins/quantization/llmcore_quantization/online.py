@@ -46,13 +46,10 @@ class Recipe:
 class Online:
     """A protocols.QuantMethod for plain checkpoints.
 
-    `options`: what modes choose; a scheme of 4 bits has `group`. Raises ConfigError for an option that is not there.
+    `options`: what modes choose for the recipe's scheme.
     """
 
     def __init__(self, recipe: Recipe, options: Mapping[str, Any], config: ModelConfig) -> None:
-        known = {"group"} if recipe.scheme.codes == "u4" else set()
-        if other := ", ".join(sorted(options.keys() - known)):
-            raise ConfigError(f"weights of this kind have no {other} to choose")
         self._recipe = replace(recipe, scheme=replace(recipe.scheme, **options))
         self._config: dict[str, Any] = {}
         self._sizes: Mapping[str, tuple[tuple[int, ...], str]] = {}
@@ -73,6 +70,9 @@ class Online:
             return None
         self._modules.update(modules)
         return Quantized(self._recipe.scheme)
+
+    def expert_method(self, modules: Sequence[str]) -> None:
+        """Experts stay plain."""
 
     def _plain(self, module: str) -> bool:
         path = module.split(".")

@@ -167,6 +167,7 @@ def test_without_tensors_a_linear_says_what_to_call() -> None:
 # --- families ----------------------------------------------------------------------------------------------------
 
 ASKED: list[tuple[str, ...]] = []
+EXPERTS: list[tuple[str, ...]] = []
 
 
 class Recording:
@@ -174,12 +175,16 @@ class Recording:
 
     def __init__(self, quantization: Mapping[str, Any], config: object) -> None:
         ASKED.clear()
+        EXPERTS.clear()
 
     def checkpoint(self, checkpoint: Any, device: torch.device) -> Any:
         return checkpoint
 
     def method_for(self, modules: Sequence[str]) -> None:
         ASKED.append(tuple(modules))
+
+    def expert_method(self, modules: Sequence[str]) -> None:
+        EXPERTS.append(tuple(modules))
 
 
 def recorded(folder: Path) -> list[tuple[str, ...]]:
@@ -214,3 +219,19 @@ def test_a_family_gets_the_names_of_its_checkpoint(
     (tmp_path / "model.safetensors").unlink()
     if architecture != "Phi3ForCausalLM":  # whose checkpoint has stacked what most checkpoints have not
         assert recorded(tmp_path) == found
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_the_experts_of_a_mixture_are_asked_for_together(weights: bool, tmp_path: Path) -> None:
+    """By the checkpoint's names: gate and up of every expert, then down of every expert."""
+    more = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    small_model("Qwen3MoeForCausalLM", **more).save_pretrained(tmp_path)
+    if not weights:
+        (tmp_path / "model.safetensors").unlink()
+    linears, head = recorded(tmp_path), "model.layers.0.mlp.experts"
+    assert EXPERTS[0] == (
+        *(f"{head}.{expert}.{name}_proj" for expert in range(3) for name in ("gate", "up")),
+        *(f"{head}.{expert}.down_proj" for expert in range(3)),
+    )
+    assert len(EXPERTS) == 3
+    assert not any(".experts." in module for modules in linears for module in modules)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from llmcore.api import KernelSpec, ModelConfig, OpContext, OpSpec, PluginInfo, RouteSpec, WeightMap, hookimpl
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import DeviceInfo, bucket_of
-from llmcore.layers import Bucketed, Build, Mesh, MoE, Rows, expert_names
+from llmcore.layers import Bucketed, Build, Mesh, MoE, Rows, create_linears, expert_names
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
@@ -80,7 +80,9 @@ def loaded(moe: MoE, tensors: dict[str, Any], mesh: Mesh | None = None, **names:
         (Path(folder) / "config.json").write_text("{}")
         save_file(tensors, Path(folder) / "model.safetensors")
         checkpoint = open_checkpoint(registry_for_tests(), Path(folder))
-        load_weights(holder(moe), checkpoint, WeightMap(fuse=FUSE, stack=expert_names(**names)), mesh=mesh)
+        whole, map = holder(moe), WeightMap(fuse=FUSE, stack=expert_names(**names))
+        create_linears(whole)
+        load_weights(whole, checkpoint, map, mesh=mesh)
     return moe
 
 
@@ -270,7 +272,9 @@ def test_what_is_missing_is_named_by_expert() -> None:
 def test_dummy_weights_are_small_normal_numbers() -> None:
     route = RouteSpec(experts=32, top_k=2, scoring="sigmoid", groups=4, top_groups=2, group_score="top2")
     moe = MoE(build(), SIZE, INNER, route, corrected=True)
-    assert dummy_weights(holder(moe)).bytes == 4 * (32 * SIZE + 32 + 32 * 3 * INNER * SIZE)
+    whole = holder(moe)
+    create_linears(whole)
+    assert dummy_weights(whole).bytes == 4 * (32 * SIZE + 32 + 32 * 3 * INNER * SIZE)
     for parameter in moe.parameters():
         assert abs(float(parameter.std()) - 0.02) < 0.01
     assert bool(moe(torch.randn(300, SIZE), Rows(4)).isfinite().all())

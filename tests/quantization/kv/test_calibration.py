@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from changed_cache import ChangedCache
 from llmcore import LLM
 from llmcore.api import ConfigError, KVGroupSpec
 from llmcore.builtin.radix import RadixCache
@@ -23,9 +23,6 @@ from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_quantization.kv.calibration import calibrate, read_file, stored_scales, write_file
 from llmcore_quantization.kv.layouts import TokenCodes
 from safetensors.torch import load_file, save_file
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 LAYERS, HEADS = 2, 3
 SIZES: dict[str, Any] = {
@@ -44,22 +41,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(path)
 
 
-@contextmanager
-def seen_by_transformers(model: Any) -> Iterator[torch.Tensor]:
-    """The largest absolute keys, after rope, and values [layers, 2, heads] of what the model computes in the block."""
+@torch.inference_mode()
+def seen_by_transformers(model: Any, prompts: Iterable[Sequence[int]]) -> torch.Tensor:
+    """The largest absolute keys, after rope, and values: [layers, 2, heads]."""
     largest = torch.zeros(LAYERS, 2, HEADS)
 
-    def attention(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **more: Any) -> Any:
-        for side, part in enumerate((k, v)):
-            found = largest[module.layer_idx, side]
-            found.copy_(found.maximum(part.abs().amax((0, 2, 3))))
-        return sdpa_attention_forward(module, q, k, v, *rest, **more)
+    def watch(layer: int, *both: torch.Tensor) -> Any:
+        found = torch.stack([part.abs().amax((0, 2, 3)) for part in both])
+        largest[layer] = largest[layer].maximum(found)
+        return both
 
-    ALL_ATTENTION_FUNCTIONS.register("largest", attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register("largest", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    model.set_attn_implementation("largest")
-    with torch.inference_mode():
-        yield largest
+    for prompt in prompts:
+        model(torch.tensor([list(prompt)]), past_key_values=ChangedCache(watch), use_cache=True)
+    return largest
 
 
 def run(*args: str) -> int:
@@ -86,10 +80,8 @@ def test_scales_are_those_that_transformers_sees(
     with LLM(folder, ["llama", "quantization"], device="cpu", data_type="fp32") as llm:
         ids = llm.tokenizer.encode(TEXT, add_special_tokens=False)
     assert len(ids) > 6 * 40 and f"from {len(ids):,} tokens" in said
-    theirs = small_model("LlamaForCausalLM", **SIZES)
-    with seen_by_transformers(theirs) as largest:
-        for first in range(0, len(ids), 40):
-            theirs(torch.tensor([ids[first : first + 40]]))
+    pieces = [ids[first : first + 40] for first in range(0, len(ids), 40)]
+    largest = seen_by_transformers(small_model("LlamaForCausalLM", **SIZES), pieces)
     expected = (largest if kind == "per_head" else largest.amax(-1, keepdim=True)).flatten(1) / 448
     file = json.loads(output.read_text())
     assert {**file, "scales": None} == {
@@ -122,9 +114,11 @@ def test_the_text_that_comes_with_it(folder: Path, tmp_path: Path) -> None:
 
 def test_it_measures_plain_kv_whatever_the_file_of_settings_says(folder: Path, tmp_path: Path) -> None:
     settings, output = tmp_path / "settings.yaml", tmp_path / "scales.json"
-    settings.write_text(
-        "llm_kv_type: fp8kv_sph\nkv_quant_calibration_config_path: not-there-yet.json\nmax_req_total_len: 90\n"
+    lines = (
+        *("llm_kv_type: fp8kv_sph", "kv_quant_calibration_config_path: not-there-yet.json"),
+        *("max_req_total_len: 90", "max_req_input_len: 80"),
     )
+    settings.write_text("\n".join(lines))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(TEXT)
     found = []
@@ -142,7 +136,10 @@ def test_it_measures_plain_kv_whatever_the_file_of_settings_says(folder: Path, t
         (("--prompts", "binary.txt"), "--prompts binary.txt is not a text in UTF-8"),
         (("--prompts", "empty.txt"), "--prompts empty.txt has no text"),
         (("--output", "nowhere/scales.json"), "--output nowhere/scales.json: there is no such folder"),
-        (("--mode", "triton_int8kv"), "--mode triton_int8kv quantizes KV, and scales are measured on plain KV"),
+        (
+            ("--mode", "triton_int8kv"),
+            "--mode triton_int8kv stores KV in another layout, and scales are measured on plain KV",
+        ),
         (("--quant_type", "per_layer"), "per_layer"),
         (("--prompt_len", "1"), "prompt_len"),
     ],
@@ -175,15 +172,17 @@ def test_a_model_without_such_kv_is_refused_before_it_is_loaded(
     assert "--mode triton_fp8kv" in said
 
 
-def test_keys_that_are_not_finite_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_with_numbers_that_are_not_finite_gives_no_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.self_attn.v_proj.weight"][0] = torch.inf
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     output = tmp_path / "scales.json"
-    assert run(str(tmp_path), "--output", str(output)) != 0
-    assert not output.exists()
+    assert run(str(tmp_path), "--output", str(output)) == 1
+    assert "was not finite" in capsys.readouterr().err and not output.exists()
 
 
 # --- the file --------------------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class AWQ:
         return Packed(
             outputs=grid.outputs,
             inputs=inputs,
+            cell=grid.cell,
             scheme=grid.scheme("u4", dtype_of(headers, "scales"), zeros=True),
             tensors={
                 "codes": Stored("qweight", ((inputs, words),), ("I32",), _codes),

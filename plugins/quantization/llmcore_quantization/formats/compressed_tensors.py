@@ -30,6 +30,7 @@ from llmcore_quantization.formats.packed import (
     WORDS,
     Grid,
     Header,
+    KVAlone,
     Packed,
     Stored,
     codes,
@@ -60,7 +61,8 @@ TYPES: Mapping[tuple[str, Any], str | None] = {
 
 def make(quantization: Mapping[str, Any], config: ModelConfig) -> CheckpointMethod:
     """The QuantMethod for one checkpoint. Raises ConfigError for a variant that is not read."""
-    return CheckpointMethod(CompressedTensors(quantization), config)
+    kv_alone = quantization.get("kv_cache_scheme") and not quantization.get("config_groups")
+    return CheckpointMethod(KVAlone() if kv_alone else CompressedTensors(quantization), config)
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def _packed(module: str, headers: Mapping[str, Header], early: Mapping[str, torc
         ordered=order is not None,
         inputs=multiplied,
     )
-    return Packed(outputs=outputs, inputs=inputs, scheme=scheme, tensors=tensors, order=order)
+    return Packed(outputs=outputs, inputs=inputs, cell=grid.cell, scheme=scheme, tensors=tensors, order=order)
 
 
 def _words(words: torch.Tensor, bits: int, inputs: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ from llmcore_quantization.formats.packed import (
     SCALES,
     Grid,
     Header,
+    KVAlone,
     Packed,
     Stored,
     dtype_of,
@@ -40,7 +41,9 @@ def make(quantization: Mapping[str, Any], config: ModelConfig) -> QuantMethod:
     if "quant_method" not in quantization:
         return online.fp8w8a8_b128(quantization, config)
     # A hf_quant_config.json of ModelOpt has everything in an object of its own.
-    return CheckpointMethod(FP8(quantization.get("quantization") or quantization), config)
+    given = quantization.get("quantization") or quantization
+    kv_alone = given.get("kv_cache_quant_algo") and not given.get("quant_algo")
+    return CheckpointMethod(KVAlone() if kv_alone else FP8(given), config)
 
 
 class FP8:
@@ -97,7 +100,7 @@ class FP8:
         if self._static:
             tensors["input_scale"] = static_scale(_first(INPUT_SCALE, headers))
         scheme = grid.scheme("e4m3", dtype_of(headers, scale), inputs=self._inputs)
-        return Packed(outputs=outputs, inputs=inputs, scheme=scheme, tensors=tensors)
+        return Packed(outputs=outputs, inputs=inputs, cell=grid.cell, scheme=scheme, tensors=tensors)
 
 
 def _first(leaves: Sequence[str], headers: Mapping[str, Header]) -> str:

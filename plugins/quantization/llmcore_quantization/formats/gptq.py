@@ -119,6 +119,7 @@ class GPTQ:
         return Packed(
             outputs=outputs,
             inputs=inputs,
+            cell=grid.cell,
             scheme=grid.scheme(
                 WORDS[bits], dtype_of(headers, "scales"), zeros=not symmetric, ordered=order is not None
             ),

@@ -17,11 +17,10 @@ from llmcore.api import ConfigError, ModelConfig
 
 from llmcore_quantization.canonical import Scheme, unpacked
 from llmcore_quantization.checkpoint import CheckpointMethod
-from llmcore_quantization.formats.packed import FIX, Header, Packed, Stored, matrix
+from llmcore_quantization.formats.packed import FIX, Header, Packed, Stored, matrix, power
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 GROUP = 32
-BIAS = 127
 
 BLOCKS, SCALES = "_blocks", "_scales"
 
@@ -60,6 +59,7 @@ class MXFP4:
         return Packed(
             outputs=outputs,
             inputs=inputs,
+            cell=(1, GROUP),
             scheme=None,
             tensors={
                 "codes": Stored(BLOCKS, (blocks,), ("U8",), partial(torch.reshape, shape=(outputs, inputs // 2))),
@@ -77,6 +77,7 @@ def packed(module: str, headers: Mapping[str, Header], blocks: str, scales: str)
     return Packed(
         outputs=outputs,
         inputs=half * 2,
+        cell=(1, GROUP),
         scheme=None,
         tensors={
             "codes": Stored(blocks, ((outputs, half),), ("U8",), torch.Tensor.contiguous),
@@ -96,5 +97,5 @@ def dequantized(
     """codes u8 [N, K / 2], scale u8 [N, K / 32] -> the weight [N, K], computed in f32."""
     nibbles = unpacked(codes).long()
     values = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)], device=codes.device)[nibbles]
-    scales = torch.exp2(scale.float() - BIAS).repeat_interleave(GROUP, 1)[:, : values.shape[1]]
+    scales = power(scale).repeat_interleave(GROUP, 1)[:, : values.shape[1]]
     return (values * scales).to(dtype)

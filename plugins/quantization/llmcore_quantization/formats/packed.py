@@ -44,6 +44,8 @@ class Packed:
 
     outputs: int
     inputs: int
+    cell: tuple[int, int]
+    """(outputs, inputs) that share a scale, by the quantization_config."""
     scheme: Scheme | None
     """None: the weight has no canonical form and is always read as a plain one."""
     tensors: Mapping[str, Stored]
@@ -96,8 +98,9 @@ class Packed:
             shape, dtype = headers[stored.leaf]
             if shape not in stored.shapes or dtype not in stored.dtypes:
                 raise ConfigError(
-                    f"{name} is {dtype} {list(shape)}, and for a weight of {self.outputs} outputs and {self.inputs} "
-                    f"inputs it has to be {' or '.join(stored.dtypes)} {wanted}; {FIX}"
+                    f"{name} is {dtype} {list(shape)}, and for {self.outputs} outputs and {self.inputs} inputs, of "
+                    f"which {self.cell[0]} x {self.cell[1]} share a scale, it has to be {' or '.join(stored.dtypes)} "
+                    f"{wanted}; {FIX}"
                 )
 
 
@@ -140,6 +143,21 @@ def split(tensor: str) -> tuple[str, str]:
     return module, leaf
 
 
+class KVAlone:
+    """A Format of plain weights under a quantization_config that quantizes KV alone."""
+
+    name = "kv"
+    leaves: frozenset[str] = frozenset()
+    early: frozenset[str] = frozenset()
+    split = staticmethod(split)
+
+    def packed(self, module: str, headers: Mapping[str, Header], early: Mapping[str, torch.Tensor]) -> None:
+        """None: every module is plain."""
+
+    def scheme(self, module: str) -> None:
+        """None."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """The blocks of `rows` x `columns` of a weight [outputs, inputs] that share a scale.
@@ -151,6 +169,11 @@ class Grid:
     inputs: int
     rows: int
     columns: int
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """(outputs, inputs) that share a scale."""
+        return self.rows, self.columns
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -186,7 +209,7 @@ class Grid:
     def spread(self, cells: torch.Tensor) -> torch.Tensor:
         """One value per block, in a shape of `shapes` -> [outputs, inputs / group]."""
         if cells.dtype == torch.float8_e8m0fnu:
-            cells = cells.float()
+            cells = power(cells.view(torch.uint8))
         cells = cells.reshape(self.shape).repeat_interleave(self.rows, 0)[: self.outputs]
         first = torch.arange(0, self.inputs, self.group, device=cells.device)
         return cells[:, first // self.columns]
@@ -194,6 +217,14 @@ class Grid:
     def spread_from_rows(self, cells: torch.Tensor) -> torch.Tensor:
         """`spread` of cells that are stored inputs first, [blocks of inputs, outputs]."""
         return self.spread(cells.t())
+
+
+BIAS = 127
+
+
+def power(exponents: torch.Tensor) -> torch.Tensor:
+    """The powers of two f32 that the bytes of float8 e8m0 stand for. Not every device converts that type."""
+    return torch.exp2(exponents.float() - BIAS)
 
 
 def static_scale(leaf: str) -> Stored:

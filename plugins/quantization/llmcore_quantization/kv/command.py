@@ -16,6 +16,7 @@ import click
 from llmcore.api import Config, ConfigError, ModelConfig, ModeSpec
 from llmcore.api.cli import Registry, Resolved, SettingsCommand, Stages, with_model, with_model_resolved
 
+from llmcore_quantization.kv.names import KINDS
 from llmcore_quantization.kv.options import KVQuantization
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ SPARE = 64
 @click.option(
     "--prompt_len",
     "--prompt-len",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=16),
     default=PROMPT_LEN,
     show_default=True,
     help="Tokens of a prompt: the text is cut into prompts of this length.",
@@ -49,7 +50,7 @@ SPARE = 64
 @click.option(
     "--quant_type",
     "--quant-type",
-    type=click.Choice(("per_head", "per_tensor")),
+    type=click.Choice(tuple(KINDS.values())),
     default="per_head",
     show_default=True,
     help="A scale per KV head, or one for all of a layer.",
@@ -77,10 +78,10 @@ def command(
     room = min(prompt_len, described.max_position) + SPARE
     memory = replace(
         config.memory,
+        max_req_input_len=None,
         max_req_total_len=min(room, described.max_position),
         max_total_token_num=2 * AT_ONCE * room,
     )
-    config = replace(config, memory=memory)
     from llmcore import LLM
 
     from llmcore_quantization.kv.calibration import write_file
@@ -88,22 +89,24 @@ def command(
     with (
         closing(Stages()) as loading,
         closing(Stages(unit="prompts")) as computing,
-        LLM.from_config(config, progress=loading.update) as llm,
+        LLM.from_config(replace(config, memory=memory), progress=loading.update) as llm,
     ):
         loading.close()
         pieces = cut(llm, text, prompt_len)
         found = largest(llm, pieces, described.num_layers, heads, computing.update)
     write_file(output, described.architecture, quant_type, found)
-    option = "fp8kv_sph" if quant_type == "per_head" else "fp8kv_spt"
+    option = next(option for option, kind in KINDS.items() if kind == quant_type)
     click.echo(f"{output} has the scales of {described.num_layers} layers, from {sum(map(len, pieces)):,} tokens.")
     click.echo(f"llmcore serve --llm_kv_type {option} --kv_quant_calibration_config_path {output}")
 
 
 def _plain(config: Config, registry: Registry) -> Config:
-    """`config` without the options that quantize KV. Raises ConfigError for a mode that stores it otherwise."""
+    """`config` without the options that quantize KV. Raises ConfigError for a mode that does it."""
     modes = [spec.name for spec, _ in registry.specs(ModeSpec) if spec.layouts]
     if found := sorted(set(modes) & set(config.kernels.mode)):
-        raise ConfigError(f"--mode {found[0]} quantizes KV, and scales are measured on plain KV; leave it out")
+        raise ConfigError(
+            f"--mode {found[0]} stores KV in another layout, and scales are measured on plain KV; leave it out"
+        )
     own = {field.name: field.default for field in fields(KVQuantization)}
     return replace(config, plugin_options={**config.plugin_options, **own})
 
@@ -148,7 +151,7 @@ def cut(llm: LLM, text: str, length: int) -> list[list[int]]:
     """The text as prompts of up to `length` tokens, each with the special tokens that begin a text."""
     begin = llm.tokenizer.encode("")
     ids = llm.tokenizer.encode(text, add_special_tokens=False)
-    size = min(length, llm.facts.max_input_len, llm.facts.max_total_len - 1) - len(begin)
+    size = min(length, llm.facts.max_input_len) - len(begin)
     return [[*begin, *ids[first : first + size]] for first in range(0, len(ids), size)]
 
 
@@ -157,7 +160,7 @@ def largest(
 ) -> torch.Tensor:
     """The largest absolute keys and values of the prompts' tokens: f32 [layers, 2, heads].
 
-    Raises ConfigError if one is not finite.
+    Raises RequestError if the model's scores are not finite, as they are with a key or a value that is not.
     """
     import torch
 
@@ -171,9 +174,6 @@ def largest(
         for layer, both in _seen(llm.kv):
             found[layer] = found[layer].maximum(both)
         progress("prompts", first + len(some), len(prompts))
-    if not bool(found.isfinite().all()):
-        layer = int((~found.isfinite()).nonzero()[0, 0])
-        raise ConfigError(f"keys or values of layer {layer} are not finite; --data_type may be too narrow")
     return found
 
 

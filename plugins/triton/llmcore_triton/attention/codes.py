@@ -1,9 +1,9 @@
 """Attention whose matrix products are of f16, over keys and values in codes.
 
 It takes several instructions to make a number of the model's type of a code, and decode at large batches has few to
-spare. f16 takes the fewest. It holds all codes exactly, and other numbers more precisely than bf16. If one mark belongs
-to a token's whole head, the products are of the codes. The marks are then applied to the scores and to the weights of
-values.
+spare. f16 takes the fewest. It holds all codes exactly, and other numbers more precisely than bf16. If one mark
+belongs to a token's whole head, the products are of the codes. The marks are then applied to the scores and to the
+weights of values.
 
 Tokens are the rows of these products and queries the columns, of which there may be as few as 8.
 """

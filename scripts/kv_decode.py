@@ -1,6 +1,6 @@
 """Decode attention over quantized KV beside KV in the model's type, on one GPU: checked, timed, one table.
 
-    python benchmarks/kv_decode.py [--layouts token token-int8 ...] [--batches 64 128 256] [--length 576]
+    python scripts/kv_decode.py [--layouts token token-int8 ...] [--batches 64 128 256] [--length 576]
 
 The heads are Llama-3.1-8B's. Each kernel is compared with the torch reference, which reads the same pool. Then it is
 timed in a captured graph, in several launch configurations, over rows whose slots lie in runs of 16, as the engine

@@ -95,7 +95,7 @@ def check_search(submit: Submit, vocab_size: int) -> None:
             param="logprobs",
             code="invalid_value",
         )
-    if not abs(submit.beams.length_penalty) <= LARGEST_PENALTY:  # NaN is not, either
+    if not abs(submit.beams.length_penalty) <= LARGEST_PENALTY:  # the comparison is False for NaN
         raise RequestError(
             f"length_penalty: give a number from -{LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}",
             param="length_penalty",

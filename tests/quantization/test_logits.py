@@ -13,6 +13,7 @@ from typing import Any
 import packers
 import pytest
 import torch
+import witness
 from llmcore.api import ConfigError
 from llmcore_devtools.family import assert_same, oracle, small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
@@ -180,6 +181,30 @@ def test_experts(name: str, architecture: str, tmp_path: Path) -> None:
     assert not any("mlp.gate." in module and "scale" in module for module in pair.stored)
     kept = codes_in(pair.check())
     assert "layers.0.self_attn.o_proj" in kept
+
+
+GPT2 = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt2" / "gpt2.py"
+
+
+@pytest.mark.parametrize("name", ["gptq, desc_act, an order for each", "ct, mxfp4", "triton_w8a16"])
+def test_a_family_that_saves_its_linears_transposed(name: str, tmp_path: Path) -> None:
+    """Quantized tensors and what they mean have their outputs first; modes quantize the rows of outputs."""
+    theirs = small_model("GPT2LMHeadModel", num_hidden_layers=1, n_inner=96, **SIZES)
+    theirs.save_pretrained(tmp_path)
+    tensors, config = load_file(tmp_path / "model.safetensors"), packers.read_config(tmp_path)
+    linears = {name: tensor.t() for name, tensor in tensors.items() if name.endswith(("attn.weight", "c_fc.weight"))}
+    linears |= {name: tensor.t() for name, tensor in tensors.items() if name.endswith("c_proj.weight")}
+    if name in CASES:
+        case = CASES[name]
+        stored, means = packers.packed_model(linears, case, cases={n.removesuffix(".weight"): case for n in linears})
+        tensors = {n: tensor for n, tensor in tensors.items() if n not in linears}
+        packers.write(tmp_path, {**config, "quantization_config": case.config}, {**tensors, **stored})
+    else:
+        means = {name: witness.int8(weight) for name, weight in linears.items()}
+    theirs.load_state_dict({name: weight.t() for name, weight in means.items()}, strict=False)
+    registry = registry_for_tests(["quantization", str(GPT2)])
+    ours = LoadedModel(tmp_path, registry=registry, modes=() if name in CASES else (name,))
+    assert_same(name, ours.generate(PROMPT, 3), oracle(theirs, PROMPT, 3), 1e-4)
 
 
 def test_widths_that_end_within_a_word_and_within_a_byte(tmp_path: Path) -> None:

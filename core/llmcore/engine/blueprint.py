@@ -27,7 +27,7 @@ from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
 from llmcore.weights.map import WeightMap
 from llmcore.weights.quant import find_quantization, unquantized
-from llmcore.weights.source import open_checkpoint, read_model_as_set
+from llmcore.weights.source import open_checkpoint, outputs_first, read_model_as_set
 
 
 @dataclass(kw_only=True)
@@ -219,7 +219,7 @@ class Blueprint:
         quantized = find_quantization(
             self.registry, self.checkpoint.config(), self.model, self.pins.quant, self.pins.quant_options
         )
-        checkpoint = unquantized(quantized, self.checkpoint, where)
+        checkpoint = unquantized(quantized, outputs_first(self.checkpoint, names), where)
         shared: dict[str, Any] = {
             "registry": self.registry,
             "config": self.model,

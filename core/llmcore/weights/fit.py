@@ -66,7 +66,7 @@ class Fit:
         self.unexpected: list[str] = []
         self.mismatched: list[str] = []
         for name, (shape, _) in sizes.items():
-            self._add(name, weights.shape(name, shape), targets[name])
+            self._add(name, shape, targets[name])
         idle = _zero_biases(checkpoint, self.unexpected)
         self.unexpected = [name for name in self.unexpected if name not in idle]
         self._check(sizes)

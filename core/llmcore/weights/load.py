@@ -56,8 +56,6 @@ def load_weights(
         if name not in fit.pieces:
             continue
         tensor = read()
-        if weights.transposes(name) and tensor.dim() > 1:
-            tensor = tensor.transpose(-1, -2)
         # Drop the references at once: a linear that packs its weight can then free the plain one.
         for piece in fit.pieces.pop(name):
             part = _cut(tensor, piece, mesh)

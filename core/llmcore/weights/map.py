@@ -62,7 +62,8 @@ class WeightMap:
     """Declarative rules, listed here in the order in which they apply to the name of a checkpoint tensor.
 
     `skip`: globs of names that are not parameters. `BUFFERS` are skipped without a rule.
-    `transpose`: globs of names whose last two dimensions are swapped, for linears saved as [inputs, outputs].
+    `transpose`: globs of names whose last two dimensions are swapped, for linears saved as [inputs, outputs]. A method
+      that quantizes weights sees them swapped. A format of quantized weights defines its own tensors.
     `rename`: start of the name -> new start. The longest start that matches applies.
     `suffix`: end of the name or of its module's path, in whole components -> new end. The longest end that matches
       applies. Example: ``{"attn.c_proj": "self_attn.o_proj"}``.
@@ -126,10 +127,6 @@ class WeightMap:
             return tuple(Target(f"{join}{part}.{leaf}") for part in self.split[module])
         return () if name == plain and _meets(name, BUFFERS) else (Target(name),)
 
-    def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape in which the model holds checkpoint tensor `name`, whose shape in the checkpoint is `shape`."""
-        return (*shape[:-2], shape[-1], shape[-2]) if self.transposes(name) and len(shape) > 1 else shape
-
     def transposes(self, name: str) -> bool:
         """True if the last two dimensions of checkpoint tensor `name` are swapped."""
         return _meets(name, self.transpose)
@@ -143,10 +140,14 @@ class WeightMap:
                         yield whole
 
     def idle(self, names: Collection[str]) -> list[str]:
-        """The rules of `suffix` and `transpose` that match none of a checkpoint's names, probably misspelt."""
+        """The rules of `suffix` and `transpose` that match none of a checkpoint's names, probably misspelt.
+
+        A module that is quantized has no tensor `weight`, and a rule may match the name that this would have.
+        """
         plain = [self._renamed(name) for name in names]
+        weights = {f"{name.rpartition('.')[0]}.weight" for name in names}
         ends = [end for end in self.suffix if not any(_swapped_ends(name, {end: ""}) for name in plain)]
-        globs = [glob for glob in self.transpose if not any(_meets(name, (glob,)) for name in names)]
+        globs = [glob for glob in self.transpose if not any(_meets(name, (glob,)) for name in weights.union(names))]
         return [f"suffix {end!r}" for end in ends] + [f"transpose {glob!r}" for glob in globs]
 
     def idle_starts(self, names: Collection[str]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import ModelConfig, data_type
@@ -14,7 +15,11 @@ from llmcore.api.specs import ModelSpec, WeightLoaderSpec
 from llmcore.config import Config
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry, either_of
+from llmcore.weights.map import Sizes, WeightMap
 from llmcore.weights.safetensors import SafetensorsCheckpoint
+
+if TYPE_CHECKING:
+    import torch
 
 
 def open_checkpoint(registry: Registry, path: Path, *, weights: bool = True) -> Checkpoint:
@@ -45,6 +50,44 @@ def find_loader(registry: Registry, path: Path, *, weights: bool = True) -> Weig
     if not weights and (path / "config.json").is_file():
         return None
     raise ConfigError(_what_is_wrong(path, registry))
+
+
+def outputs_first(checkpoint: Checkpoint, names: WeightMap) -> Checkpoint:
+    """The checkpoint with the matrices that `names` transposes as [outputs, inputs], like all others."""
+    return OutputsFirst(checkpoint, names) if names.transpose else checkpoint
+
+
+@dataclass(frozen=True)
+class OutputsFirst:
+    """A protocols.Checkpoint over another one, of whose matrices `names` transposes some."""
+
+    inner: Checkpoint
+    names: WeightMap
+
+    def config(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return self.inner.config()
+
+    def generation_config(self) -> dict[str, Any]:
+        """The content of generation_config.json, or {} without that file."""
+        return self.inner.generation_config()
+
+    def sizes(self) -> Sizes:
+        """(shape, dtype) by tensor name."""
+        return {name: (self._shape(name, shape), dtype) for name, (shape, dtype) in self.inner.sizes().items()}
+
+    def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+        """Each tensor's name with a function that reads it. The function works until the caller asks for the next."""
+        for name, read in self.inner.tensors():
+            yield name, partial(_turned, read) if self.names.transposes(name) else read
+
+    def _shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[:-2], shape[-1], shape[-2]) if self.names.transposes(name) and len(shape) > 1 else shape
+
+
+def _turned(read: Callable[[], torch.Tensor]) -> torch.Tensor:
+    tensor = read()
+    return tensor.transpose(-1, -2) if tensor.dim() > 1 else tensor
 
 
 def read_model(registry: Registry, hf: Mapping[str, Any], dtype: str | None = None) -> tuple[ModelSpec, ModelConfig]:

@@ -14,6 +14,7 @@ from held import Cell, Held, model
 from llmcore.layers.mesh import Mesh
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.map import Placement, Shard, WeightMap
+from llmcore.weights.source import outputs_first
 from llmcore_devtools.family import small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 from safetensors.torch import save_file
@@ -66,7 +67,7 @@ def test_matrices_are_transposed_before_they_are_cut() -> None:
     qkv, o = torch.rand(2, 6), torch.rand(6, 2)
     names = WeightMap(suffix={"c_attn": "qkv", "c_proj": "o"}, transpose=("c_*",))
     mesh = Mesh({"attn_tp": 2}, {"attn_tp": 1})
-    load_weights(whole, Held(c_attn__weight=qkv, c_proj__weight=o), names, mesh=mesh)
+    load_weights(whole, outputs_first(Held(c_attn__weight=qkv, c_proj__weight=o), names), names, mesh=mesh)
     assert torch.equal(whole.qkv.weight, torch.cat((qkv.T[2:4], qkv.T[5:])))
     assert torch.equal(whole.o.weight, o.T[:, 3:])
 

@@ -77,14 +77,6 @@ def test_causal_masks_are_no_parameters_but_what_a_rule_names_is() -> None:
     assert WeightMap(suffix={"attn": "qkv_proj"}).targets("h.0.attn.bias") == (Target("h.0.qkv_proj.bias"),)
 
 
-def test_only_matrices_are_transposed() -> None:
-    names = WeightMap(transpose=("*.c_fc.*",))
-    assert names.shape("a.c_fc.weight", (3, 5)) == (5, 3)
-    assert names.shape("b.weight", (3, 5)) == (3, 5)
-    assert names.shape("a.c_fc.bias", (5,)) == (5,)
-    assert names.shape("a.c_fc.weight", (2, 3, 5)) == (2, 5, 3)
-
-
 @pytest.mark.parametrize(
     ("target", "sources"),
     [
@@ -126,3 +118,5 @@ def test_rules_that_no_name_meets() -> None:
         rename=GPT2.rename, suffix={"attn.c_atn": "x", "mlp.c_fc": "y"}, transpose=("*.c_attn.weight", "*.cfc.weight")
     )
     assert wrong.idle(names) == ["suffix 'attn.c_atn'", "transpose '*.cfc.weight'"]
+    quantized = WeightMap(transpose=("*.c_attn.weight",))
+    assert quantized.idle(["h.0.attn.c_attn.qweight"]) == [] and quantized.idle(["h.0.attn.c_atn.qweight"])

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from held import Held
 from llmcore.api.errors import ConfigError
-from llmcore.weights.source import open_checkpoint, read_model
+from llmcore.weights.map import WeightMap
+from llmcore.weights.source import open_checkpoint, outputs_first, read_model
 from llmcore_devtools.loaded_model import registry_for_tests
 from safetensors.torch import save_file
 
@@ -101,3 +103,16 @@ def test_values_no_model_has(changed: dict[str, Any], says: str) -> None:
     assert read_model(REGISTRY, config)[1].vocab_size == 9
     with pytest.raises(ConfigError, match=says):
         read_model(REGISTRY, {**config, **changed})
+
+
+def test_only_matrices_are_transposed() -> None:
+    sizes = {"a.c_fc.weight": (3, 5), "b.weight": (3, 5), "a.c_fc.bias": (5,), "a.c_fc.stack": (2, 3, 5)}
+    tensors = {name.replace(".", "__"): torch.rand(size) for name, size in sizes.items()}
+    found = outputs_first(Held(**tensors), WeightMap(transpose=("*.c_fc.*",)))
+    assert {name: shape for name, (shape, _) in found.sizes().items()} == {
+        **sizes,
+        "a.c_fc.weight": (5, 3),
+        "a.c_fc.stack": (2, 5, 3),
+    }
+    for name, read in found.tensors():
+        assert read().shape == found.sizes()[name][0]

@@ -372,7 +372,7 @@ def all_plain(stored: Tensors) -> None:
     stored.update(weights())
 
 
-def put(row: int, value: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def put(row: int, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     def change(tensor: torch.Tensor) -> torch.Tensor:
         tensor[row] = value
         return tensor
@@ -411,14 +411,18 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], Change, str]] = [
     ("awq", {"backend": "llm-awq"}, nothing, "'llm-awq', which orders its words .* AutoAWQ saved with version gemm"),
     ("awq", {}, without("scales"), r"lacks .*up_proj.scales \[6, 40\], without which"),
     ("awq", {}, without("qzeros"), r"lacks .*up_proj.qzeros \[6, 5\]"),
-    ("awq", {}, without("qweight"), "up_proj.qweight is not there, and the codes"),
+    ("awq", {}, without("qweight"), "lacks .*up_proj.qweight, and has other tensors of that module"),
     ("awq", {}, changed("qweight", lambda t: t[:100]), r"has to be F16 or BF16 or F32 \[4, 40\]"),
     ("awq", {}, changed("qweight", lambda t: t.float()), r"qweight is F32 .* has to be I32"),
-    ("awq", {}, changed("qweight", lambda t: t.flatten()), r"qweight is I32 \[960\], and the codes .* are a matrix"),
+    ("awq", {}, changed("qweight", lambda t: t.flatten()), r"qweight is I32 \[960\] and has to be a matrix"),
+    ("awq", {}, changed("scales", put(0, float("nan"))), "up_proj.scales has numbers that are not finite"),
     ("awq", {}, all_plain, "quantized with 'awq', and no tensor is; remove its quantization_config"),
     ("awq", {"modules_to_not_convert": "lm_head"}, nothing, "modules_to_not_convert .* has to be a list of names"),
     ("gptq", {"bits": 3}, nothing, "bits in quantization_config is 3, and no op .*; gptq is read with 4 or 8"),
     ("gptq", {"bits": 2}, nothing, "bits in quantization_config is 2"),
+    ("gptq", {"bits": 4.0}, nothing, "bits in quantization_config is 4.0"),
+    ("gptq", {"bits": None}, nothing, "lacks bits; add the bits of a weight"),
+    ("gptq", {"dynamic": [1]}, nothing, r"dynamic in quantization_config is \[1\] and has to be an object"),
     ("gptq", {"bits": 8}, nothing, "quantization_config"),
     ("gptq", {"dynamic": {".*": {"bits": 3}}}, nothing, "bits in quantization_config is 3"),
     ("gptq", {"dynamic": {"+:(": {}}}, nothing, r"'\(' in quantization_config is not a regular expression"),
@@ -428,6 +432,7 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], Change, str]] = [
         nothing,
         "'marlin', and its words are ordered .* read with gptq or gptq_v2",
     ),
+    ("gptq", {"checkpoint_format": "bitblas"}, nothing, "'bitblas', and its words are ordered"),
     ("gptq", {"checkpoint_format": "gptq_v2"}, nothing, "has the zero point 7, and with sym every one is 8; set sym"),
     ("gptq", {"group_size": 128}, nothing, r"quantization_config"),
     ("gptq", {}, changed("qzeros", put(0, 5)), "zero point 6, and with sym every one is 8"),
@@ -460,6 +465,20 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], Change, str]] = [
     ("ct, 4 bits", {"sparsity_config": {"format": "sparse-24-bitmask"}}, nothing, "'sparse-24-bitmask'"),
     ("ct, 4 bits", {"transform_config": {"config_groups": {"u": {}}}}, nothing, "rotates the inputs of linears"),
     ("ct, 4 bits", {"config_groups": {}}, nothing, "has no config_groups"),
+    (
+        "ct, 4 bits",
+        {"config_groups": {"W4A16": ["Linear"]}},
+        nothing,
+        r"W4A16 .* is \['Linear'\] and has to be an object",
+    ),
+    ("ct, 4 bits", {"sparsity_config": "dense"}, nothing, "sparsity_config .* 'dense' and has to be an object"),
+    (
+        "ct, int8",
+        {"config_groups": {"a": {**GROUP_0, "input_activations": 8}}},
+        nothing,
+        "input_activations .* is 8 and",
+    ),
+    ("ct, 4 bits", {}, changed("weight", lambda t: torch.ones(40, 192)), "up_proj has both weight and weight_packed"),
     ("ct, 4 bits", {"config_groups": {"a": {**GROUP_0, "targets": [Q]}}}, nothing, "no targets .* name it"),
     ("ct, 4 bits", {}, changed("weight_shape", put(1, 7)), r"weight_shape is \[40, 7\]; .* room for 192 inputs"),
     ("ct, int8", ct_weights(num_bits=4), nothing, "is quantized as i8, and group_0 .* says u4"),
@@ -474,14 +493,24 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], Change, str]] = [
     ("fp8", {}, changed("weight", lambda t: t.float().to(torch.float8_e5m2)), "F8_E5M2 .* has to be F8_E4M3"),
     ("autofp8", {}, without("weight_scale"), r"lacks .*weight_scale \[1, 1\] or \[1\] or \[\]"),
     ("autofp8", {}, without("input_scale"), "lacks .*input_scale"),
+    ("autofp8", {}, changed("input_scale", torch.zeros_like), "up_proj.input_scale is 0.0 and has to be above 0"),
     ("autofp8", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, nothing, "quant_algo .* 'NVFP4', and its float8"),
     (
         "autofp8",
         {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
         nothing,
-        "is 'W4A8_AWQ'; fp8 is read with fp8",
+        "is 'W4A8_AWQ'; ModelOpt is read with fp8",
     ),
 ]
+
+
+def test_inputs_that_were_not_sorted(tmp_path: Path) -> None:
+    """compressed-tensors fills weight_g_idx with -1 then. Its numbers may be saved in any type."""
+    stored, means = packers.packed_model(weights(), CASES["ct, 4 bits"])
+    changed("weight_g_idx", lambda t: torch.full((192,), -1))(stored)
+    changed("weight_shape", lambda t: t.float())(stored)
+    packers.write(tmp_path, {"quantization_config": CASES["ct, 4 bits"].config}, stored)
+    assert torch.equal(Opened(tmp_path, LINEARS).meaning(UP), means[f"{UP}.weight"])
 
 
 @pytest.mark.parametrize(("name", "config", "change", "message"), WRONG)

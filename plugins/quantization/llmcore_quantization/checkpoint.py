@@ -210,7 +210,7 @@ class QuantizedCheckpoint:
                 if module in self._kept:
                     yield from self._canonical(module, leaf, read)
                 elif leaf == packed.tensors["codes"].leaf:
-                    yield packed.plain_name(module), partial(self._plain, packed, read, scales.pop(module))
+                    yield packed.plain_name(module), partial(self._plain, module, read, scales.pop(module))
 
     def _passes(self, module: str, leaf: str) -> bool:
         """True for a tensor that the model takes as it is."""
@@ -233,11 +233,17 @@ class QuantizedCheckpoint:
             if name == "order" and packed.order is not None and leaf == packed.tensors["codes"].leaf:
                 yield f"{module}.order", packed.order.clone
             elif name != "order" and leaf == packed.tensors[name].leaf:
-                yield f"{module}.{name}", partial(self._made, packed, name, read)
+                yield f"{module}.{name}", partial(self._made, module, name, read)
 
-    def _made(self, packed: Packed, name: str, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """One canonical tensor, with its inputs sorted by their groups."""
+    def _made(self, module: str, name: str, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """One canonical tensor, with its inputs sorted by their groups. Raises ConfigError for an impossible scale."""
+        packed = self.packed[module]
         made = packed.tensors[name].convert(read().to(self._device))
+        stored = f"{module}.{packed.tensors[name].leaf}"
+        if name.endswith("scale") and not made.isfinite().all():
+            raise ConfigError(f"{stored} has numbers that are not finite; download the weights again")
+        if name == "input_scale" and made <= 0:
+            raise ConfigError(f"{stored} is {float(made)} and has to be above 0; download the weights again")
         if name == "codes" and packed.order is not None:
             order = packed.order.to(self._device)
             four = made.dtype == torch.uint8
@@ -246,15 +252,16 @@ class QuantizedCheckpoint:
         return made.contiguous()
 
     def _plain(
-        self, packed: Packed, read: Callable[[], torch.Tensor], scales: Mapping[str, torch.Tensor]
+        self, module: str, read: Callable[[], torch.Tensor], scales: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         """The plain weight, in the type in which the model computes."""
+        packed = self.packed[module]
         made = {
-            name: self._made(packed, name, partial(scales.__getitem__, stored.leaf))
+            name: self._made(module, name, partial(scales.__getitem__, stored.leaf))
             for name, stored in packed.tensors.items()
             if stored.leaf in scales
         }
-        made["codes"] = self._made(packed, "codes", read)
+        made["codes"] = self._made(module, "codes", read)
         order = None if packed.order is None else packed.order.to(self._device)
         out = torch.empty(packed.outputs, packed.inputs, dtype=self._dtype, device=self._device)
         step = max(1, CHUNK // max(1, packed.inputs))

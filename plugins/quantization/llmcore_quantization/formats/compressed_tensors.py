@@ -40,6 +40,7 @@ from llmcore_quantization.formats.packed import (
     group_size,
     held_as,
     known,
+    mapping,
     matrix,
     split,
     static_scale,
@@ -123,14 +124,14 @@ class CompressedTensors:
 
     def __init__(self, quantization: Mapping[str, Any]) -> None:
         known(self.name, quantization, {"format": FORMATS})
-        known(f"{self.name}'s sparsity_config", quantization.get("sparsity_config") or {}, {"format": ("dense",)})
-        if (quantization.get("transform_config") or {}).get("config_groups"):
+        known("sparsity_config", mapping(quantization, "sparsity_config"), {"format": ("dense",)})
+        if mapping(quantization, "transform_config").get("config_groups"):
             raise ConfigError(
                 "transform_config in quantization_config rotates the inputs of linears, which is not computed; use a "
                 "checkpoint without transforms"
             )
-        groups: Mapping[str, Mapping[str, Any]] = quantization.get("config_groups") or {}
-        self._groups = [_group(name, group) for name, group in groups.items()]
+        groups = mapping(quantization, "config_groups")
+        self._groups = [_group(name, mapping(groups, name)) for name in groups]
         if not self._groups:
             raise ConfigError(f"quantization_config of {self.name} has no config_groups; {FIX}")
         self._ignored = names(quantization, "ignore")
@@ -157,6 +158,8 @@ class CompressedTensors:
         """The module, from its headers, its shape, and the group of each of its inputs."""
         if "weight_packed" not in headers and dtype_of(headers, "weight") not in CODES:
             return None
+        if {"weight", "weight_packed"} <= headers.keys():
+            raise ConfigError(f"{module} has both weight and weight_packed; download the weights again")
         if "weight_global_scale" in headers:
             raise ConfigError(f"{module} is quantized as nvfp4, and {DECLINED['nvfp4']}; use another checkpoint")
         if (group := self._group_of(module)) is None:
@@ -177,7 +180,7 @@ FORMATS = (
 
 def _group(name: str, group: Mapping[str, Any]) -> Group:
     """Raises ConfigError for weights that are not read."""
-    weights: Mapping[str, Any] = group.get("weights") or {}
+    weights = mapping(group, "weights")
     kind, bits = weights.get("type", "int"), weights.get("num_bits")
     known(f"compressed-tensors' {name}", group, {"format": FORMATS})
     if (kind, bits) not in TYPES:
@@ -186,7 +189,7 @@ def _group(name: str, group: Mapping[str, Any]) -> Group:
             "read with int of 4 or 8 bits and float of 8, and mxfp4; use another checkpoint of the model"
         )
     known(f"compressed-tensors' {name}", weights, {"strategy": ("tensor", "channel", "group", "block")})
-    return Group(name, names(group, "targets"), weights, group.get("input_activations"))
+    return Group(name, names(group, "targets"), weights, mapping(group, "input_activations") or None)
 
 
 def _packed(module: str, headers: Mapping[str, Header], early: Mapping[str, torch.Tensor], group: Group) -> Packed:
@@ -203,7 +206,8 @@ def _packed(module: str, headers: Mapping[str, Header], early: Mapping[str, torc
     rows, columns = group.block
     grid = Grid(outputs, inputs, rows or outputs, columns or inputs)
     order = None
-    if (g_idx := early.get("weight_g_idx")) is not None:
+    g_idx = early.get("weight_g_idx")
+    if g_idx is not None and not (g_idx < 0).all():  # all -1 if the inputs were not sorted
         order = group_order(g_idx, grid.columns, f"{module}.weight_g_idx")
     tensors = {
         "codes": Stored("weight_packed", ((outputs, wide),), ("I32",), partial(_words, bits=bits, inputs=inputs))
@@ -235,7 +239,7 @@ def _inputs(module: str, shape: torch.Tensor | None, outputs: int, wide: int, bi
     most = wide * 32 // bits
     if shape is None:
         return most
-    stored = shape.tolist()
+    stored = shape.long().tolist()
     if len(stored) != 2 or stored[0] != outputs or -(-stored[1] * bits // 32) != wide:
         raise ConfigError(
             f"{module}.weight_shape is {stored}; {module}.weight_packed has {outputs} outputs and room for {most} "

@@ -56,7 +56,7 @@ class FP8:
 
     def __init__(self, quantization: Mapping[str, Any]) -> None:
         known(
-            self.name,
+            "ModelOpt" if "quant_algo" in quantization else self.name,
             quantization,
             {"fmt": ("e4m3", "float8_e4m3fn"), "quant_algo": ("fp8",), "activation_scheme": ("dynamic", "static")},
         )

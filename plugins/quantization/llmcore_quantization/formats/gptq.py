@@ -31,6 +31,7 @@ from llmcore_quantization.formats.packed import (
     group_order,
     group_size,
     known,
+    mapping,
     matrix,
     split,
     zeros,
@@ -57,14 +58,15 @@ class GPTQ:
     def __init__(self, quantization: Mapping[str, Any]) -> None:
         self._config = dict(quantization)
         self._check(self._config)
-        self._dynamic: Mapping[str, Mapping[str, Any]] = quantization.get("dynamic") or {}
+        dynamic = mapping(quantization, "dynamic")
+        self._dynamic = {pattern: mapping(dynamic, pattern) for pattern in dynamic}
         for values in self._dynamic.values():
-            self._check({**self._config, **(values or {})})
+            self._check({**self._config, **values})
         self._plain = names(quantization, "modules_to_not_convert")
         self._format = str(quantization.get("checkpoint_format") or quantization.get("format") or "gptq").lower()
 
     def _check(self, config: Mapping[str, Any]) -> None:
-        if "bits" not in config:
+        if config.get("bits") is None:
             raise ConfigError("quantization_config of gptq lacks bits; add the bits of a weight, 4 or 8")
         known(
             self.name,

@@ -125,10 +125,11 @@ class Format(Protocol):
 
 def matrix(module: str, headers: Mapping[str, Header], leaf: str) -> tuple[int, int]:
     """The shape of the tensor that holds the codes of a module. Raises ConfigError if it is not there or no matrix."""
-    shape, dtype = headers.get(leaf, (None, ""))
-    if shape is None or len(shape) != 2:
-        found = "is not there" if shape is None else f"is {dtype} {list(shape)}"
-        raise ConfigError(f"{module}.{leaf} {found}, and the codes of {module} are a matrix of that name; {FIX}")
+    if leaf not in headers:
+        raise ConfigError(f"the checkpoint lacks {module}.{leaf}, and has other tensors of that module; {FIX}")
+    shape, dtype = headers[leaf]
+    if len(shape) != 2:
+        raise ConfigError(f"{module}.{leaf} is {dtype} {list(shape)} and has to be a matrix; {FIX}")
     return shape[0], shape[1]
 
 
@@ -285,22 +286,33 @@ DECLINED: Mapping[str, str] = {
     "gemv": "its words are ordered for one CUDA kernel",
     "marlin": "its words are ordered for one CUDA kernel",
     "exllama": "its words are ordered for one CUDA kernel",
+    "bitblas": "its words are ordered for one CUDA kernel",
     "sparse": "sparse weights are not computed",
-    "bit": "no op multiplies codes of that width",
+    "bits ": "no op multiplies codes of that width",
+    "w_bit ": "no op multiplies codes of that width",
 }
-"""A part of a value that is declined -> the reason."""
+"""A part of "key value" in a quantization_config that is declined -> the reason."""
 
 
 def known(format: str, quantization: Mapping[str, Any], values: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise ConfigError if a value in quantization_config is not among those that the format's reader knows."""
     for key, allowed in values.items():
         value = quantization.get(key)
-        if (value.lower() if isinstance(value, str) else value) not in (None, *allowed):
+        found = value.lower() if isinstance(value, str) else value
+        if value is not None and not any(found == one and type(found) is type(one) for one in allowed):
             why = next((why for what, why in DECLINED.items() if what in f"{key} {value}".lower()), "")
             raise ConfigError(
                 f"{key} in quantization_config is {value!r}{why and f', and {why}'}; {format} is read with "
                 f"{' or '.join(map(str, allowed))}; use another checkpoint of the model"
             )
+
+
+def mapping(quantization: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object at `key`, {} without one. Raises ConfigError for another value."""
+    value = quantization.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{key} in quantization_config is {value!r} and has to be an object; correct config.json")
+    return value or {}
 
 
 def group_size(quantization: Mapping[str, Any], *keys: str) -> int:

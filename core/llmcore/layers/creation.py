@@ -52,7 +52,7 @@ def create_linears(
         leaves[module].add(leaf)
     names, wrapped = names or WeightMap(), getattr(model, "wrapped", {})
     named = [(family_path(wrapped, path) or path, module) for path, module in model.named_modules()]
-    cuts, creations = list[_Cut](), list[Callable[[], None]]()
+    cuts, creations, mixtures = list[_Cut](), list[Callable[[], None]](), list[Callable[[], None]]()
     for name, module in named:
         if isinstance(module, Linear):
             method = _linear_method(name, module, method_for, names, leaves)
@@ -62,9 +62,9 @@ def create_linears(
             experts = _expert_method(name, module, experts_for, names, leaves)
             for stack in module.experts.shape.stacks.values():
                 cuts += _cuts(module.experts.build, name, stack, (experts or PlainExperts()).multiples)
-            creations.append(partial(module.create, name, experts))
+            mixtures.append(partial(module.create, name, experts))
     _check_cuts(cuts)
-    for create in creations:
+    for create in (*creations, *mixtures):  # a mixture asks which of its linears are plain
         create()
 
 

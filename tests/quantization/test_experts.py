@@ -12,6 +12,7 @@ import packers
 import pytest
 import torch
 from llmcore.api import ConfigError, DeviceInfo, RouteSpec
+from llmcore.cli import main
 from llmcore.layers import Build, Mesh, MoE, create_linears
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.family import assert_same, oracle, small_model
@@ -180,6 +181,24 @@ def test_groups_that_do_not_divide_an_experts_inputs_name_those_that_do(tmp_path
         ConfigError, match=r"experts\.down_proj: groups of 128 inputs do not divide 192; groups of 64 or 32 do"
     ):
         LoadedModel(tmp_path, modes=["triton_w4a16"], registry=REGISTRY)
+
+
+@pytest.mark.parametrize("modes", ["triton_w4a16 g32", "fp8w8a8"])
+def test_the_plan_counts_codes_of_experts(modes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Within 2 % of what is loaded; almost all weights are experts' here."""
+    sizes = SIZES | {"hidden_size": 128, "head_dim": 16, "num_experts": 32, "moe_intermediate_size": 128}
+    small_model("Qwen3MoeForCausalLM", **sizes, vocab_size=32).save_pretrained(tmp_path)
+    arguments = ["plan", str(tmp_path), "--device", "cpu", "--data_type", "bf16", "--mode", *modes.split()]
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit, match="0"):
+            main([*arguments, *more])
+    said, _, found = capsys.readouterr().out.partition("\n{")
+    budget = json.loads("{" + found)["budget"]
+    held = LoadedModel(tmp_path, modes=modes.split(), registry=REGISTRY, data_type="bf16").weight_bytes
+    assert budget["weights"] == pytest.approx(held, rel=0.02)
+    assert f"{budget['bits_per_weight']:.2f} bits per weight through online_" in said
+    # a scale and a zero take 24 bits for 32 weights, a scale 32 bits for 128
+    assert budget["bits_per_weight"] == pytest.approx(4.75 if "w4a16" in modes else 8.25, abs=0.2)
 
 
 def test_few_experts_are_dequantized_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import RouteSpec
-from llmcore.layers.build import Bound, Build, LinearShape, Unquantized, fill_normal
+from llmcore.layers.build import Bound, Build, LinearMethod, LinearShape, Unquantized, fill_normal
 from llmcore.layers.linear import Linear
 from llmcore.layers.step import Bucketed
 from llmcore.ops import Op
@@ -272,10 +272,16 @@ class _SharedLinear(Linear):
     """A linear whose results the mixture sums over the ranks, together with those of its experts."""
 
     unquantized = _Unpacked()
+    plain = True
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self._reduce = None
+
+    def create(self, name: str, method: LinearMethod | None) -> None:
+        """As that of Linear."""
+        self.plain = method is None
+        super().create(name, method)
 
 
 class _Shared(nn.Module):
@@ -290,7 +296,7 @@ class _Shared(nn.Module):
     @property
     def plain(self) -> bool:
         """True if both linears have plain weights."""
-        return all("weight" in linear.placements for linear in (self.gate_up_proj, self.down_proj))
+        return self.gate_up_proj.plain and self.down_proj.plain
 
     def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The plain weights of gate_up and down."""

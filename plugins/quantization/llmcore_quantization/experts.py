@@ -29,7 +29,7 @@ Stack = Mapping[str, torch.Tensor]
 AT_A_TIME = 1 << 27
 """The most weights that are dequantized at a time, unless one expert has more: 256 MiB in a half type."""
 
-CHUNK = 1 << 24
+CHUNK = 1 << 23
 """Number of weights dequantized by one call, so that its intermediate results stay small."""
 
 

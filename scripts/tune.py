@@ -1,6 +1,7 @@
 """Times the plugins' kernels on this GPU, and writes the best of each to a table by which kernels are chosen.
 
     python scripts/tune.py --model benchmarks/configs/llama-3.1-8b --out plugins/triton/llmcore_triton/tuned
+    python scripts/tune.py --model ... --out ... --layout token-int8
 
 It covers all that serving each `--model` needs: every op, shape and token bucket. Each kernel with a `cost` runs in
 all its configurations (`candidates` and `make_with` beside its `make`). Runs are replays of CUDA graphs over weights
@@ -36,7 +37,7 @@ from llmcore.registry.loader import build_registry, load, select
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import bucket_text, why_not
 from llmcore_devtools.kernels.compare import compare
-from tune_cases import TUNABLE, Call, Kernel, Workload, contexts, kernels_of
+from tune_cases import PLAIN, TUNABLE, Call, Kernel, Workload, contexts, kernels_of
 
 Timer = Callable[[Sequence[Call]], float]
 """Microseconds per call."""
@@ -109,7 +110,7 @@ def measure(
         if left() <= 0:
             missed += len(alike)
             continue
-        load_of = Workload(alike[0].context, device, counts)
+        load_of = Workload(registry, alike[0].context, device, counts)
         for job in alike:
             entry = _best(registry, job, load_of, timer, notes, left)
             if entry is not None:
@@ -144,6 +145,7 @@ def _best(
         shape = {name: value for name, value in c.shape.items() if value not in (None, False)}
         return {
             **{"op": c.op, "kernel": job.spec.name, "dtype": c.dtype, "bucket": c.bucket, "shape": shape},
+            **({} if c.layout in (None, *PLAIN) else {"layout": c.layout}),
             **{"us": round(us, 2), "config": dict(config)},
         }
     return None
@@ -198,14 +200,14 @@ def compile_apart(processes: int, seconds: float) -> None:
 
 
 @torch.inference_mode()
-def compile_share(pairs: Sequence[tuple[Job, dict[str, Any]]], device: torch.device) -> None:
+def compile_share(registry: Registry, pairs: Sequence[tuple[Job, dict[str, Any]]], device: torch.device) -> None:
     """Make and run each job in its configuration once. Pairs of one context are adjacent."""
     load_of: Workload | None = None
     for job, config in pairs:
         try:
             if load_of is None or load_of.context is not job.context:
                 load_of = None
-                load_of = Workload(job.context, device)
+                load_of = Workload(registry, job.context, device)
             for calls in load_of.calls(job.make(config), cold=False):
                 calls[0]()
             torch.cuda.synchronize()
@@ -239,6 +241,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the table")
     parser.add_argument("--ops", nargs="+", choices=TUNABLE, default=[op for op in TUNABLE if op != "sample"])
     parser.add_argument("--buckets", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--layout", help="of KV that a mode stores, such as token-int8: times attention over it")
     parser.add_argument("--dtype", default="bf16", help="as --data_type")
     parser.add_argument("--budget", type=float, default=230.0, help="seconds")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that compile; 0: compile while timing")
@@ -257,14 +260,14 @@ def main() -> int:
     wanted = [
         context
         for model in options.model
-        for context in contexts(registry, model, device.info, options.ops, options.dtype)
+        for context in contexts(registry, model, device.info, options.ops, options.dtype, options.layout)
         if context.bucket in options.buckets
     ]
     jobs = jobs_for(registry, wanted)
     if options.share:
         first, _, step = options.share.partition("/")
         pairs = [(job, config) for job in jobs for config in job.configs or [{}]]
-        compile_share(pairs[int(first) :: int(step)], device.torch_device)
+        compile_share(registry, pairs[int(first) :: int(step)], device.torch_device)
         return 0
     print(f"{len(jobs)} kernels, {sum(len(job.configs) or 1 for job in jobs)} configurations", flush=True)
     if options.processes:

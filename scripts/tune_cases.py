@@ -13,13 +13,17 @@ import torch
 from llmcore.api.protocols import AttnLimits
 from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
 from llmcore.engine.blueprint import blueprint_at
-from llmcore.ops import DTYPES, drawing, rope_angles, size
+from llmcore.ops import DTYPES, attn_gqa_decode, drawing, rope_angles, size
+from llmcore.ops.attention import spec_of
 from llmcore.ops.sample import plain_rows
 from llmcore.registry.loader import load
+from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import candidates_for
 from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, case
+from llmcore_devtools.kernels.attention_stored import stored
 from llmcore_devtools.kernels.compare import moved
+from llmcore_devtools.kernels.write_stored import layout_of
 
 Call = Callable[[], Any]
 Kernel = Any
@@ -93,12 +97,23 @@ _KINDS: Mapping[str, Mapping[int, tuple[Rows, ...]]] = {
 ATTENTION = {f"attn.{form}.{kind}": rows for form in ("gqa", "mla") for kind, rows in _KINDS.items()}
 """Rows per op and token bucket: the uniform lengths of benchmarks, long beside short, and long contexts."""
 
+PLAIN = frozenset({*attn_gqa_decode.LAYOUTS, "mla-latent"})
+"""The layouts in which attention cases are made. Entries of the table do not name them."""
 
-def contexts(registry: Registry, model: Path, device: DeviceInfo, ops: Iterable[str], dtype: str) -> list[OpContext]:
+
+def contexts(
+    registry: Registry, model: Path, device: DeviceInfo, ops: Iterable[str], dtype: str, layout: str | None = None
+) -> list[OpContext]:
     """Returns the contexts that serving `model` needs, whatever kernels exist: composites, and the parts that they
-    expand to."""
-    wanted, found = set(ops), []
-    asked = [resolution.context for resolution in blueprint_at(model, registry, device, dtype).resolutions()]
+    expand to.
+
+    `layout`: a mode stores KV in it. Then these are the contexts of attention alone, because others stay the same.
+    """
+    wanted, found, plan = set(ops), [], blueprint_at(model, registry, device, dtype)
+    if layout is not None:
+        wanted &= ATTENTION.keys()
+        plan = replace(plan, pins=Pins(layouts={group.layout: layout for group in plan.model.kv_groups}))
+    asked = [resolution.context for resolution in plan.resolutions()]
     known = {spec.name: spec for spec, _ in registry.specs(OpSpec)}
     for context in asked:
         spec = known[context.op]
@@ -122,9 +137,14 @@ def kernels_of(registry: Registry, op: str) -> list[Any]:
 
 
 class Workload:
-    """One context's cases, and how a kernel is called on each. Tensors are on `device`."""
+    """One context's cases, and how a kernel is called on each. Tensors are on `device`.
 
-    def __init__(self, context: OpContext, device: torch.device, counts: Sequence[int] | None = None) -> None:
+    Attention over a layout of a plugin in `registry` gets a pool of that layout.
+    """
+
+    def __init__(
+        self, registry: Registry, context: OpContext, device: torch.device, counts: Sequence[int] | None = None
+    ) -> None:
         self.context, self.device = context, device
         self.attention = context.op in ATTENTION
         if self.attention:
@@ -132,8 +152,13 @@ class Workload:
             cases = rows if counts is None else [((n,), (n,)) for n in counts]
             with drawing(1, device):
                 made = [case(context, *lengths) for lengths in cases]
-            joined = context.op.startswith("attn.mla.")
-            self.samples: list[tuple[Any, ...]] = [(one.joined() if joined else one,) for one in made]
+            if context.op.startswith("attn.mla."):
+                made = [one.joined() for one in made]
+            if context.layout not in PLAIN:
+                spec = spec_of(context)
+                layout = layout_of(registry, context, spec.kv_heads, spec.key_size, spec.value_size)
+                made = [stored(one, layout) for one in made]
+            self.samples: list[tuple[Any, ...]] = [(one,) for one in made]
         else:
             usual = TOKENS[context.bucket]
             if context.bucket == max(TOKENS):

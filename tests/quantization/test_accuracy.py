@@ -1,6 +1,6 @@
 """What modes that quantize weights at load cost the real SmolLM2-135M: KL(plain || quantized) over real text.
 
-There are two witnesses. The limits of benchmarks/quantized_modes.py are figures of an earlier study, for which
+There are two witnesses. The limits of benchmarks/accuracy.py are figures of an earlier study, for which
 transformers computed the same tokens with rounded weights. And transformers with the roundings of witness.py computes
 the first tokens here, for modes that leave inputs as they are. Rounded inputs have no such witness over 30 layers: an
 input that lies between two codes becomes either, by the last bits of the sums before it. transformers in f64 differs
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from llmcore_devtools.loaded_model import LoadedModel
 from llmcore_gguf.checkpoint import GGUFCheckpoint
 from safetensors.torch import save_file
 from witness import MODES, rounded_model
@@ -29,7 +30,7 @@ GATED = (
     *("triton_w4a16 g64", "triton_w4a16 g32", "ppl_w4a16 g64", "ppl_w4a16 g32"),
     *("triton_w8a16", "triton_w8a8", "fp8w8a8"),
 )
-"""The other modes of `LIMITS` are w8a8 with some linears left plain."""
+"""The other modes of `KL_LIMITS` are w8a8 with some linears left plain."""
 
 COMPARED = 16
 """Tokens that transformers computes here."""
@@ -39,7 +40,7 @@ COMPARED = 16
 def benchmark() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("quantized_modes")
+        yield importlib.import_module("accuracy")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,10 @@ def demo(benchmark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return folder, theirs
 
 
+def loaded(folder: Path, *modes: str) -> LoadedModel:
+    return LoadedModel(folder, data_type="f32", modes=modes, tokens=512, requests=1)
+
+
 @pytest.fixture(scope="module")
 def windows(benchmark: Any) -> torch.Tensor:
     found: torch.Tensor = benchmark.windows_of(benchmark.DEMO)
@@ -66,7 +71,7 @@ def windows(benchmark: Any) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def plain(benchmark: Any, demo: tuple[Path, Any], windows: torch.Tensor) -> torch.Tensor:
     """The log-probabilities of the unquantized model."""
-    found: torch.Tensor = benchmark.log_probabilities(benchmark.loaded(demo[0], ""), windows)
+    found: torch.Tensor = benchmark.log_probabilities(loaded(demo[0]), windows)
     loss = -found.gather(-1, windows[:, 1:, None])
     assert float(loss.mean().exp()) == pytest.approx(23.395, abs=1e-3), "the study's perplexity"
     return found
@@ -77,8 +82,8 @@ def test_kl_is_that_of_the_witnesses(
     benchmark: Any, demo: tuple[Path, Any], windows: torch.Tensor, plain: torch.Tensor, modes: str
 ) -> None:
     folder, theirs = demo
-    found = benchmark.log_probabilities(benchmark.loaded(folder, modes), windows)
-    assert benchmark.kl_of(plain, found) == pytest.approx(benchmark.LIMITS[modes], rel=benchmark.NEAR)
+    found = benchmark.log_probabilities(loaded(folder, *modes.split()), windows)
+    assert benchmark.kl_of(plain, found) == pytest.approx(benchmark.KL_LIMITS[modes], rel=benchmark.NEAR)
     if MODES[modes].inputs is None:
         expected = of_the_witness(rounded_model(copy.deepcopy(theirs), MODES[modes]), windows[0, :COMPARED])
         torch.testing.assert_close(found[0, : COMPARED - 1], expected, rtol=1e-3, atol=1e-3)

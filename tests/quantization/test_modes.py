@@ -146,6 +146,13 @@ def test_a_group_that_does_not_divide_names_those_that_do(llama: Path) -> None:
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 275}
 HEADS = {"num_key_value_heads": 2, "head_dim": 16}
+MIXTURE = {
+    **HEADS,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 LATENT = {
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
@@ -159,6 +166,7 @@ TOGETHER = {
     "heads": ("LlamaForCausalLM", HEADS, "triton_w4a16 g64", "triton_int8kv"),
     "windows": ("MistralForCausalLM", {**HEADS, "sliding_window": 6}, "ppl_w4a16 g32", "triton_int8kv"),
     "4 bits": ("Qwen2ForCausalLM", HEADS, "triton_w8a16", "ppl_int4kv_flashdecoding"),
+    "experts": ("Qwen2MoeForCausalLM", MIXTURE, "triton_w4a16 g32", "triton_int8kv"),
     "latents": ("DeepseekV3ForCausalLM", LATENT, "triton_w4a16 g32", "triton_fp8kv"),
 }
 PROMPTS = [[5, 77, 200], list(range(30, 42)), [1], [260, 3, 3, 3, 9, 120, 44]]
@@ -170,7 +178,7 @@ def test_weights_and_kv_are_quantized_together(kind: str, tmp_path: Path) -> Non
     architecture, more, weights, kv = TOGETHER[kind]
     theirs = small_model(architecture, **SIZES, **more)
     plain = saved(theirs, tmp_path / "plain")
-    rounded = saved(rounded_model(theirs, MODES[weights], plain=("kv_b_proj",)), tmp_path / "rounded")
+    rounded = saved(rounded_model(theirs, MODES[weights], plain=("kv_b_proj", "expert_gate")), tmp_path / "rounded")
     expected = pytest.approx(answers(rounded, kv), abs=1e-4)
     assert answers(plain, f"{weights} {kv}") == expected
     for folder, names in ((rounded, ""), (plain, kv), (plain, weights)):
@@ -185,7 +193,8 @@ def answers(folder: Path, names: str) -> list[float]:
 
 
 HERE = Path(__file__).parent
-PLUGINS = [str(HERE / "kv" / "alone.py"), str(HERE.parents[1] / "contrib_models" / "mistral.py"), "llama", "deepseek"]
+MISTRAL = HERE.parents[1] / "contrib_models" / "mistral.py"
+PLUGINS = [str(HERE / "kv" / "alone.py"), str(MISTRAL), "llama", "deepseek", "qwen"]
 """alone.py has kernels that compute every token alone, so `--deterministic` has a CPU to run on."""
 
 
@@ -197,6 +206,7 @@ PLUGINS = [str(HERE / "kv" / "alone.py"), str(HERE.parents[1] / "contrib_models"
         ("heads", "triton_w8a8"),
         ("heads", "fp8w8a8"),
         ("windows", "ppl_w4a16 g32 triton_int8kv"),
+        ("experts", "triton_w4a16 g32"),
         ("latents", "triton_w4a16 g32 triton_fp8kv"),
     ],
 )

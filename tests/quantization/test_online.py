@@ -94,18 +94,6 @@ def test_only_linears_of_layers_are_quantized(folder: Path) -> None:
     assert held["embed_tokens.weight"].dtype == torch.float32
 
 
-def test_routers_and_experts_stay_plain(tmp_path: Path) -> None:
-    sizes = {"shared_expert_intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 4}
-    theirs = small_model("Qwen2MoeForCausalLM", **SIZES, **sizes, num_experts_per_tok=2)
-    theirs.save_pretrained(tmp_path)
-    ours = loaded(tmp_path, "triton_w4a16 g32")
-    held = {name.removeprefix("layers.0."): tensor for name, tensor in ours.model.named_parameters()}
-    assert {held[f"mlp.{name}"].dtype for name in ("gate.weight", "experts.gate_up_proj")} == {torch.float32}
-    assert "mlp.shared_expert.down_proj.codes" in held and "mlp.shared_expert_gate.codes" not in held
-    rounded = rounded_model(theirs, MODES["triton_w4a16 g32"], plain=("shared_expert_gate",))
-    assert_same("experts", ours.generate(PROMPT, 3), oracle(rounded, PROMPT, 3), 1e-4)
-
-
 # --- the checkpoint ----------------------------------------------------------------------------------------------
 
 

@@ -75,9 +75,13 @@ MODES: Mapping[str, Rounded] = {
 
 @torch.no_grad()
 def rounded_model(theirs: Any, how: Rounded, plain: tuple[str, ...] = ()) -> Any:
-    """A transformers model whose linears in decoder layers are rounded, in place. `plain`: the ends of others."""
+    """A transformers model whose linears and experts in decoder layers are rounded, in place. `plain`: the ends of
+    others. The inputs of experts are not rounded."""
     left = how.plain + plain
     for name, module in theirs.named_modules():
+        if name.endswith(".experts"):
+            for expert in (*module.gate_up_proj, *module.down_proj):
+                expert.copy_(how.weights(expert))
         if not isinstance(module, torch.nn.Linear) or ".layers." not in name or (left and name.endswith(left)):
             continue
         module.weight.copy_(how.weights(module.weight))

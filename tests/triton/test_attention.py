@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llmcore.api.errors import ResolveError
 from llmcore.api.models import AttnSpec
 from llmcore.api.specs import DeviceInfo, OpContext
+from llmcore.engine.blueprint import blueprint_at
 from llmcore.ops.attention import shape_of
 from llmcore.registry.resolve import Resolution, candidates_for, resolve
 from llmcore_devtools import registry_of
+from llmcore_devtools.family import small_model
 from llmcore_triton.specs import attention as specs
 from llmcore_triton.specs.layouts import QUANTIZED
 
@@ -66,11 +70,23 @@ def test_gpus_without_fp8_read_no_fp8() -> None:
     assert chosen(replace(ampere, layout="token-fp8")).chosen.name == "torch"
 
 
+def test_ppl_fp16_pins_decode_alone_and_needs_f16(tmp_path: Path) -> None:
+    small_model("LlamaForCausalLM", head_dim=64).save_pretrained(tmp_path)
+    for mode in specs.modes():
+        if not mode.name.startswith("ppl_fp16"):
+            continue
+        assert mode.kernels == {"attn.gqa.decode": "gqa_flashdecoding"}
+        where = partial(blueprint_at, tmp_path, registry_of())
+        assert where(CONTEXT.device, "f16").misfit(mode) is None
+        assert where(CONTEXT.device, "bf16").misfit(mode) == "is for f16, this model runs as bf16; set --data_type"
+        assert "needs device cuda" in str(where(DeviceInfo("cpu"), "f16").misfit(mode))
+
+
 def test_modes_pin_kernels_that_exist() -> None:
     for mode in specs.modes():
         (op, name), *more = mode.kernels.items()
         assert not more
-        assert mode.name == f"triton_{name}"
+        assert mode.name == f"triton_{name}" or mode.dtypes
         found = chosen(CONTEXT, **mode.kernels)
         assert op == CONTEXT.op
         assert (found.chosen.name, found.why) == (name, "pinned")

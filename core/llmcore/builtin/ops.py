@@ -52,7 +52,8 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "moe.dispatch": ("(x [T, size], experts [T, top_k]) -> Dispatched(x, pairs [T top_k], starts [experts + 1])", ()),
     "moe.experts": (
-        "(Dispatched, gate_up [experts, 2 inner, size], down [experts, size, inner]) -> [T top_k, size]",
+        "(Dispatched, gate_up [experts, 2 inner, size], down [experts, size, inner], into [T top_k, size] | None) -> "
+        "[T top_k, size]",
         (),
     ),
     "moe.combine": ("(y [T top_k, size], weights [T, top_k], extra [T, size] | None) -> [T, size]", ()),

@@ -44,7 +44,8 @@ def create_linears(
     share a weight, unless the checkpoint has quantized tensors for them. Experts that the checkpoint has stacked are
     plain too.
 
-    Raises ConfigError for a linear that cannot be cut over the ranks of its mesh group in its method's multiples.
+    Raises ConfigError for a linear that cannot be cut over the ranks of its mesh group in its method's multiples, and
+    for a quantized one that `names` transposes.
     """
     leaves: dict[str, set[str]] = defaultdict(set)
     for name in stored:
@@ -52,7 +53,7 @@ def create_linears(
         leaves[module].add(leaf)
     names, wrapped = names or WeightMap(), getattr(model, "wrapped", {})
     named = [(family_path(wrapped, path) or path, module) for path, module in model.named_modules()]
-    cuts, creations = list[_Cut](), list[Callable[[], None]]()
+    cuts, creations, mixtures = list[_Cut](), list[Callable[[], None]](), list[Callable[[], None]]()
     for name, module in named:
         if isinstance(module, Linear):
             method = _linear_method(name, module, method_for, names, leaves)
@@ -62,9 +63,9 @@ def create_linears(
             experts = _expert_method(name, module, experts_for, names, leaves)
             for stack in module.experts.shape.stacks.values():
                 cuts += _cuts(module.experts.build, name, stack, (experts or PlainExperts()).multiples)
-            creations.append(partial(module.create, name, experts))
+            mixtures.append(partial(module.create, name, experts))
     _check_cuts(cuts)
-    for create in creations:
+    for create in (*creations, *mixtures):  # a mixture asks which of its linears are plain
         create()
 
 
@@ -79,6 +80,11 @@ def _linear_method(
     if not modules or (tied and any(leaves.get(module, PLAIN) <= PLAIN for module in modules)):
         return None
     method = method_for(modules)
+    if method is not None and any(names.transposes(f"{module}.weight") for module in modules):
+        raise ConfigError(
+            f"{modules[0]} is stored as [inputs, outputs] (WeightMap.transpose), and quantized weights are "
+            "[outputs, inputs]; use the model's unquantized checkpoint without a mode that quantizes weights"
+        )
     if tied and method is not None:
         linear.build.notes[name] = "quantized in the checkpoint, although config.json ties it to the embedding"
     return method

@@ -31,6 +31,9 @@ class Linear(Layer):
     `method`: the LinearMethod of a linear that is never quantized as the checkpoint is.
     """
 
+    unquantized: LinearMethod = Unquantized()
+    """The LinearMethod of a plain weight."""
+
     def __init__(
         self,
         build: Build,
@@ -75,7 +78,7 @@ class Linear(Layer):
         """
         shape = replace(self.shape, name=name)
         if method is None:
-            self._hold(self.method or Unquantized(), shape)
+            self._hold(self.method or self.unquantized, shape)
         else:
             self._hold(method, replace(shape, shared=None))
 

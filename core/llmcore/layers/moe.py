@@ -11,7 +11,8 @@ from torch import nn
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import RouteSpec
-from llmcore.layers.build import Build, LinearShape, fill_normal
+from llmcore.layers.build import Bound, Build, LinearMethod, LinearShape, Unquantized, fill_normal
+from llmcore.layers.linear import Linear
 from llmcore.layers.step import Bucketed
 from llmcore.ops import Op
 from llmcore.ops.moe import shape_of
@@ -96,7 +97,8 @@ class MoE(nn.Module):
     [experts 2 inner, size] (each expert's gate before its up), `experts.down_proj` [experts size, inner],
     `shared_experts.gate_up_proj.weight` [2 shared, size], `shared_experts.down_proj.weight` [size, shared]. Every
     inner width is cut over mesh group "moe_tp". Experts may be quantized, and then have the parameters that their
-    ExpertMethod names. `create_linears` creates them. Raises ConfigError for an impossible route.
+    ExpertMethod names. The shared MLP consists of linears, which may be quantized too; else op `moe.fused` takes their
+    weights. `create_linears` creates them. Raises ConfigError for an impossible route.
     """
 
     def __init__(
@@ -108,9 +110,8 @@ class MoE(nn.Module):
         self.gate = _Router(build, size, route.experts, corrected)
         self.experts = Experts(build, size, inner, route)
         self.shared_experts = _Shared(build, size, shared) if shared else None
-        width = 0 if self.shared_experts is None else self.shared_experts.width
         inner = self.experts.shape.down.inputs
-        self._shape = {**shape_of(route), "bias": corrected, "size": size, "inner": inner, "shared": width}
+        self._shape = {**shape_of(route), "bias": corrected, "size": size, "inner": inner}
         self._fused: tuple[Op, ...] = ()
         self._reduce = build.reduce("moe_tp")
         self._weights: tuple[torch.Tensor, torch.Tensor | None, Any, Any] | None = None
@@ -124,29 +125,38 @@ class MoE(nn.Module):
         return None
 
     def create(self, name: str, method: ExpertMethod | None) -> None:
-        """Create the experts' tensors. `create_linears` calls it once.
+        """Create the experts' tensors. `create_linears` calls it once, after it created the shared MLP.
 
         `name`: the mixture's path in the model. `method`: how its experts are quantized; None if they are plain.
         """
         ops = self.experts.create(f"{name}.experts", method or PlainExperts())
         given = {} if ops is None else {"moe.experts": ops}
-        self._fused = self.experts.build.op("moe.fused", given=given, **self._shape)
+        shared = self.shared_experts
+        width = shared.down_proj.shape.inputs if shared is not None and shared.plain else 0
+        self._fused = self.experts.build.op("moe.fused", given=given, shared=width, **self._shape)
 
     def finish(self) -> None:
         """Bind the loaded tensors. The loader calls it once."""
         bias = self.gate.e_score_correction_bias
         self._weights = (self.gate.weight.data, None if bias is None else bias.data, *self.experts.bind())
-        self._shared = None if self.shared_experts is None else self.shared_experts.views()
+        if self.shared_experts is not None and self.shared_experts.plain:
+            self._shared = self.shared_experts.weights()
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, size] -> [T, size]."""
         assert self._weights is not None, "weights are bound by the loader"
-        op, extra = self._fused[step.bucket], self.extra(x, step)
+        op, extra, seen = self._fused[step.bucket], self.extra(x, step), None
+        if self.shared_experts is not None and self._shared is None:
+            seen = self.shared_experts(x, step)
         if self._reduce is None:
-            return op(x, *self._weights, extra, self._shared)  # type: ignore[no-any-return]
+            return op(x, *self._weights, _sum(extra, seen), self._shared)  # type: ignore[no-any-return]
         # Every rank has the whole extra, so it is added once, after the sum over the ranks.
-        y: torch.Tensor = self._reduce[step.bucket](op(x, *self._weights, None, self._shared))
+        y: torch.Tensor = self._reduce[step.bucket](op(x, *self._weights, seen, self._shared))
         return y if extra is None else y + extra
+
+
+def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    return b if a is None else a if b is None else a + b
 
 
 def _check(route: RouteSpec) -> None:
@@ -250,29 +260,51 @@ class _Plain:
         fill_normal(name, tensor, generator)
 
 
+class _Unpacked(Unquantized):
+    """The LinearMethod of plain weights that op `moe.fused` reads, which takes them as they are."""
+
+    def create(self, shape: LinearShape, build: Build) -> Bound:
+        """As that of Unquantized. A weight that another module reads is not packed."""
+        return super().create(replace(shape, shared=build.empty(shape.outputs, shape.inputs)), build)
+
+
+class _SharedLinear(Linear):
+    """A linear whose results the mixture sums over the ranks, together with those of its experts."""
+
+    unquantized = _Unpacked()
+    plain = True
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._reduce = None
+
+    def create(self, name: str, method: LinearMethod | None) -> None:
+        """As that of Linear."""
+        self.plain = method is None
+        super().create(name, method)
+
+
 class _Shared(nn.Module):
-    """The parameters of the shared MLP."""
+    """The MLP that every token passes. A rank has its part of each width, so results are shares of a sum."""
 
     def __init__(self, build: Build, size: int, width: int) -> None:
         super().__init__()
-        rows, columns = Shard("moe_tp", 0), Shard("moe_tp", 1)
-        self.width = build.mesh.share(width, rows, "shared")
-        parts = {"gate_proj": (0, self.width), "up_proj": (self.width, self.width)}
-        self.gate_up_proj = _Weight(build.empty(2 * self.width, size), Placement(parts, rows))
-        self.down_proj = _Weight(build.empty(size, self.width), Placement({}, columns))
+        outputs = {"gate_proj": width, "up_proj": width}
+        self.gate_up_proj = _SharedLinear(build, size, outputs, shard=Shard("moe_tp", 0), activation="silu_and_mul")
+        self.down_proj = _SharedLinear(build, width, size, shard=Shard("moe_tp", 1))
 
-    def views(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """gate_up and down."""
-        return self.gate_up_proj.weight.data, self.down_proj.weight.data
+    @property
+    def plain(self) -> bool:
+        """True if both linears have plain weights."""
+        return self.gate_up_proj.plain and self.down_proj.plain
 
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The plain weights of gate_up and down."""
+        return self.gate_up_proj.get_parameter("weight").data, self.down_proj.get_parameter("weight").data
 
-class _Weight(nn.Module):
-    """A module with one parameter, named `weight` as in a linear."""
-
-    def __init__(self, weight: nn.Parameter, placement: Placement) -> None:
-        super().__init__()
-        self.weight = weight
-        self.placements = {"weight": placement}
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, size] -> [T, size], this rank's share."""
+        return self.down_proj(self.gate_up_proj(x, step), step)  # type: ignore[no-any-return]
 
 
 def _parts(experts: int, modules: Mapping[str, int]) -> dict[str, int]:

@@ -22,7 +22,8 @@ class Dispatched:
     """Tokens sorted by expert. A pair is one choice of one token: pair p is choice p % top_k of row p // top_k of `x`.
 
     `x` [N, size]: the rows that the experts of this device read. `pairs` [P] int32: all pairs, sorted by expert and
-    within an expert by number. `starts` [experts + 1] int32: the index in `pairs` of each expert's first pair.
+    within an expert by number. `starts` [experts + 1] int32: the index in `pairs` of each expert's first pair, and the
+    index after the last expert's last pair.
     """
 
     x: torch.Tensor

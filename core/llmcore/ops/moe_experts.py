@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -12,6 +13,7 @@ from llmcore.api.specs import OpContext
 from llmcore.ops import Shape, draw, moe_dispatch, silu_and_mul, size
 from llmcore.ops.moe import Dispatched
 
+IN_PLACE = ("into",)
 TOLERANCE = {"f32": 5e-5, "f16": 8e-3, "bf16": 3e-2}
 
 SHAPES: tuple[Shape, ...] = (
@@ -28,12 +30,15 @@ class Experts:
     def __init__(self, context: OpContext) -> None:
         self.top_k = size(context.shape, "top_k", 2)
 
-    def __call__(self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """gate_up [experts, 2 inner, size] (gate first), down [experts, size, inner] -> [N top_k, size].
 
-        Row p of the result belongs to pair p, as `moe.combine` reads it.
+        Row p of the result belongs to pair p, as `moe.combine` reads it. `into`: the tensor to write it to, which
+        keeps the rows of pairs before the first expert's and after the last one's.
         """
-        y = tokens.x.new_empty(len(tokens.x) * self.top_k, tokens.x.shape[1])
+        y = tokens.x.new_empty(len(tokens.x) * self.top_k, tokens.x.shape[1]) if into is None else into
         for expert, (first, last) in enumerate(pairwise(tokens.starts.tolist())):
             if first < last:
                 pairs = tokens.pairs[first:last].long()
@@ -55,13 +60,17 @@ def weights(context: OpContext) -> tuple[torch.Tensor, torch.Tensor]:
 _DEFAULTS = (("experts", 8), ("size", 72), ("inner", 51))
 
 
-def samples(context: OpContext) -> Iterator[tuple[Dispatched, torch.Tensor, torch.Tensor]]:
-    """Tokens spread over the experts, and all tokens at the same experts."""
+def samples(context: OpContext) -> Iterator[tuple[Dispatched, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """Tokens spread over the experts, all tokens at the same experts, and pairs of which some are not computed."""
     gate_up, down = weights(context)
     width = size(context.shape, "size", 72)
     dispatch = moe_dispatch.make(context)
     for _, chosen in moe_dispatch.samples(context):
-        yield dispatch(draw(context, len(chosen), width), chosen), gate_up, down
+        tokens = dispatch(draw(context, len(chosen), width), chosen)
+        yield tokens, gate_up, down, None
+        pairs = len(tokens.pairs)
+        some = replace(tokens, starts=tokens.starts.clamp(pairs // 4, pairs - pairs // 4))
+        yield some, gate_up, down, draw(context, pairs, width, seed=23)
 
 
 def cost(shape: Shape) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Experts with quantized weights: the ExpertMethod of a Scheme. Their inputs stay as they are.
 
-A step dequantizes the experts that its tokens chose, and the kernel of `moe.experts` multiplies them.
+A step dequantizes some experts at a time, first those that its tokens chose, and the kernel of `moe.experts`
+multiplies them. All mixtures of a model dequantize into the same memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from llmcore.api import Placement
 from llmcore.layers import BoundExperts, Build, Dispatched, ExpertShape
 from torch import nn
@@ -24,16 +26,41 @@ Stack = Mapping[str, torch.Tensor]
 """Canonical tensor -> [experts, rows, ...] of all experts."""
 
 
+AT_A_TIME = 1 << 27
+"""The most weights that are dequantized at a time, unless one expert has more: 256 MiB in a half type."""
+
+CHUNK = 1 << 23
+"""Number of weights dequantized by one call, so that its intermediate results stay small."""
+
+
+class Scratch:
+    """The memory for dequantized weights, one tensor for each stack of experts and shape.
+
+    It is held between steps, so that kernels find weights at addresses that they know. The experts of Mixtral-8x7B
+    have 176 million weights each, so it takes 352 MB in a half type; all eight of a layer would take 2.8 GB.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def tensor(self, leaf: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The tensor for stack `leaf`, with any content."""
+        key = (leaf, shape, dtype, device)
+        if key not in self._held:
+            self._held[key] = torch.empty(shape, dtype=dtype, device=device)
+        return self._held[key]
+
+
 class QuantizedExperts:
     """The ExpertMethod of experts whose weights are quantized by one scheme, with inputs in their own order."""
 
-    def __init__(self, scheme: Scheme) -> None:
-        self.scheme = replace(scheme, inputs="plain")
+    def __init__(self, scheme: Scheme, scratch: Scratch) -> None:
+        self.scheme, self._scratch = replace(scheme, inputs="plain"), scratch
         self.multiples = multiples(scheme)
 
     def create(self, shape: ExpertShape, build: Build) -> BoundExperts:
         """The canonical tensors. Raises ConfigError if the groups do not divide the inputs."""
-        return _Experts(self.scheme, shape, build)
+        return _Experts(self.scheme, self._scratch, shape, build)
 
 
 class _Experts:
@@ -41,12 +68,15 @@ class _Experts:
 
     ops: tuple[Op, ...] | None
 
-    def __init__(self, scheme: Scheme, shape: ExpertShape, build: Build) -> None:
+    def __init__(self, scheme: Scheme, scratch: Scratch, shape: ExpertShape, build: Build) -> None:
         self._experts = shape.experts
         self._stacks = {leaf: Held(scheme, stack, build) for leaf, stack in shape.stacks.items()}
         size, inner = shape.gate_up.inputs, shape.down.inputs
-        plain = build.op("moe.experts", experts=shape.experts, top_k=shape.top_k, size=size, inner=inner)
-        self.ops = tuple(partial(_run, op, shape.experts) for op in plain)
+        some = _at_a_time(shape.experts, 3 * size * inner)
+        plain = build.op("moe.experts", experts=some, top_k=shape.top_k, size=size, inner=inner)
+        rows = {"gate_up_proj": (some, 2 * inner, size), "down_proj": (some, size, inner)}
+        both, last = (scratch.tensor(leaf, held, build.dtype, build.torch_device) for leaf, held in rows.items())
+        self.ops = tuple(partial(_run, op, shape.top_k, both, last) for op in plain)
 
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
         """The parameters by name, with their Placements."""
@@ -68,28 +98,41 @@ class _Experts:
         self._stacks[leaf].fill_dummy(name.removeprefix(f"{leaf}_"), tensor, generator)
 
 
-def _run(plain: Op, experts: int, tokens: Dispatched, gate_up: Stack, down: Stack) -> torch.Tensor:
-    """The experts' op. All shapes follow from the number of tokens, so that it can be captured."""
-    pairs, chosen = len(tokens.pairs), None
-    if pairs < experts:
-        # Every pair gets an expert of its own, the one that it chose; those after them have no tokens and no weights.
-        numbers = torch.arange(experts + 1, dtype=torch.int32, device=tokens.starts.device)
-        chosen = torch.searchsorted(tokens.starts[1:], numbers[:pairs], right=True)
-        tokens = Dispatched(tokens.x, tokens.pairs, numbers.clamp(max=pairs))
-    dtype = tokens.x.dtype
-    y: torch.Tensor = plain(tokens, _weights(gate_up, chosen, dtype), _weights(down, chosen, dtype))
+def _at_a_time(experts: int, weights: int) -> int:
+    """The number of experts, with `weights` weights each, that are dequantized together. It divides their number."""
+    return max((n for n in range(1, experts + 1) if experts % n == 0 and n * weights <= AT_A_TIME), default=1)
+
+
+def _run(
+    plain: Op, top_k: int, both: torch.Tensor, last: torch.Tensor, tokens: Dispatched, gate_up: Stack, down: Stack
+) -> torch.Tensor:
+    """The experts' op, with memory for the plain weights of some experts: `both` for gate_up, `last` for down.
+
+    All shapes follow from the number of tokens, so that it can be captured.
+    """
+    counts, some = tokens.starts.diff(), len(both)
+    # Experts with tokens come first, and at most one for each pair has any.
+    order = (counts == 0).to(torch.uint8).argsort(stable=True)
+    starts = F.pad(counts[order].cumsum(0, dtype=torch.int32), (1, 0))
+    y = tokens.x.new_empty(len(tokens.x) * top_k, tokens.x.shape[1])
+    for first in range(0, min(len(tokens.pairs), len(counts)), some):
+        borders = starts[first : first + some + 1]
+        if borders.is_cpu and borders[0] == borders[-1]:
+            break  # a device that runs behind the host would make it wait for such an answer
+        chosen = order[first : first + some]
+        _dequantize(gate_up, chosen, both)
+        _dequantize(down, chosen, last)
+        plain(replace(tokens, starts=borders), both, last, y)
     return y
 
 
-def _weights(stack: Stack, chosen: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """The plain weights [experts, rows, inputs] of the `chosen` experts [P] int64; None: of all."""
-    held = stack if chosen is None else {name: _picked(tensor, chosen) for name, tensor in stack.items()}
-    codes = held["codes"]
-    inputs = codes.shape[2] * (2 if codes.dtype == torch.uint8 else 1)
-    out = torch.empty(*codes.shape[:2], inputs, dtype=dtype, device=codes.device)
-    for expert, weight in enumerate(out):  # one after the other, so that the f32 form stays small
-        weight.copy_(dequantized(**{name: tensor[expert] for name, tensor in held.items()}, dtype=dtype))
-    return out
+def _dequantize(stack: Stack, chosen: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the plain weights of the `chosen` experts [E] int64 to `out` [E, rows, inputs]."""
+    held = {name: _picked(tensor, chosen).flatten(0, 1) for name, tensor in stack.items()}
+    rows, step = out.flatten(0, 1), max(1, CHUNK // out.shape[2])
+    for first in range(0, len(rows), step):
+        part = {name: tensor[first : first + step] for name, tensor in held.items()}
+        rows[first : first + step] = dequantized(**part, dtype=out.dtype)
 
 
 def _picked(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

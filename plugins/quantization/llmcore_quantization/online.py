@@ -1,6 +1,7 @@
 """Quantize a plain checkpoint while it loads: the QuantMethods that modes pin.
 
-Only linears of decoder layers are quantized. The embedding, norms, the head, routers and experts stay plain.
+Only the linears and the experts of decoder layers are quantized. The embedding, norms, the head and routers stay
+plain, and so do experts that the checkpoint has stacked.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from llmcore.api import Checkpoint, ConfigError, ModelConfig
 
 from llmcore_quantization.canonical import Scheme, shapes
 from llmcore_quantization.checkpoint import DTYPE_NAMES
+from llmcore_quantization.experts import QuantizedExperts, Scratch
 from llmcore_quantization.linear import Quantized
 from llmcore_quantization.modes import GROUP
 from llmcore_quantization.rounding import quantized
@@ -34,8 +36,9 @@ SMALL = 1_000_000_000
 class Recipe:
     """The way in which a method quantizes.
 
-    `rows`: neighbouring outputs that share their scales. `plain`: last name of a module -> the entry of config.json
-    that lists the layers in which the module stays plain. It stays plain in all layers for "", and without that entry.
+    `rows`: neighbouring outputs that share their scales. `plain`: last name of a linear -> the entry of config.json
+    that lists the layers in which it stays plain. It stays plain in all layers for "", and without that entry. Such
+    linears lose most by rounded inputs. The inputs of experts are not rounded, so their linears are not among them.
     """
 
     scheme: Scheme
@@ -54,6 +57,7 @@ class Online:
         self._config: dict[str, Any] = {}
         self._sizes: Mapping[str, tuple[tuple[int, ...], str]] = {}
         self._modules: set[str] = set()
+        self._scratch = Scratch()
 
     def checkpoint(self, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
         """The checkpoint whose modules are quantized on `device`, those for which `method_for` has a method."""
@@ -66,24 +70,34 @@ class Online:
 
     def method_for(self, modules: Sequence[str]) -> Quantized | None:
         """The LinearMethod of a linear in a decoder layer; None if one of its modules stays plain."""
-        if any(map(self._plain, modules)):
+        if not all(map(self._fits, modules)) or any(map(self._spared, modules)):
             return None
         self._modules.update(modules)
         return Quantized(self._recipe.scheme)
 
-    def expert_method(self, modules: Sequence[str]) -> None:
-        """Experts stay plain."""
+    def expert_method(self, modules: Sequence[str]) -> QuantizedExperts | None:
+        """The ExpertMethod of experts in a decoder layer."""
+        if not all(map(self._fits, modules)):
+            return None
+        self._modules.update(modules)
+        return QuantizedExperts(self._recipe.scheme, self._scratch)
 
-    def _plain(self, module: str) -> bool:
-        path = module.split(".")
-        layer = next((int(part) for part in path if part.isdecimal()), None)
+    def _fits(self, module: str) -> bool:
+        """True for a matrix in a decoder layer, except a router."""
         shape, _ = self._sizes.get(f"{module}.weight", ((0, 0), ""))
-        if layer is None or len(shape) != 2 or path[-1] in ROUTERS:
-            return True
-        if path[-1] not in self._recipe.plain:
+        return _layer(module) is not None and len(shape) == 2 and module.rpartition(".")[2] not in ROUTERS
+
+    def _spared(self, module: str) -> bool:
+        """True for a linear that the recipe leaves plain."""
+        entry = self._recipe.plain.get(module.rpartition(".")[2])
+        if entry is None:
             return False
-        listed = self._config.get(self._recipe.plain[path[-1]])
-        return listed is None or layer in listed
+        listed = self._config.get(entry)
+        return listed is None or _layer(module) in listed
+
+
+def _layer(module: str) -> int | None:
+    return next((int(part) for part in module.split(".") if part.isdecimal()), None)
 
 
 class OnlineCheckpoint:

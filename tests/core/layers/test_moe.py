@@ -12,7 +12,17 @@ import torch.nn.functional as F
 from llmcore.api import KernelSpec, ModelConfig, OpContext, OpSpec, PluginInfo, RouteSpec, WeightMap, hookimpl
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import DeviceInfo, bucket_of
-from llmcore.layers import Bucketed, Build, Mesh, MoE, Rows, create_linears, expert_names
+from llmcore.layers import (
+    Bucketed,
+    Build,
+    LinearMethod,
+    Mesh,
+    MoE,
+    Rows,
+    Unquantized,
+    create_linears,
+    expert_names,
+)
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
@@ -74,14 +84,16 @@ def holder(moe: MoE) -> nn.Module:
 FUSE = {"gate_up_proj": ("gate_proj", "up_proj")}
 
 
-def loaded(moe: MoE, tensors: dict[str, Any], mesh: Mesh | None = None, **names: str) -> MoE:
-    """Filled from a file."""
+def loaded(
+    moe: MoE, tensors: dict[str, Any], mesh: Mesh | None = None, method: LinearMethod | None = None, **names: str
+) -> MoE:
+    """Filled from a file. `method`: of all linears."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text("{}")
         save_file(tensors, Path(folder) / "model.safetensors")
         checkpoint = open_checkpoint(registry_for_tests(), Path(folder))
         whole, map = holder(moe), WeightMap(fuse=FUSE, stack=expert_names(**names))
-        create_linears(whole)
+        create_linears(whole, lambda modules: method)
         load_weights(whole, checkpoint, map, mesh=mesh)
     return moe
 
@@ -172,18 +184,23 @@ def seen_by_all(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
     return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
-def test_an_mlp_that_all_tokens_see() -> None:
-    """Its parts are cut over the ranks as the experts are, and it is in each rank's share of the sum."""
+@pytest.mark.parametrize("method", [None, Unquantized()], ids=["in one op", "linears"])
+def test_an_mlp_that_all_tokens_see(method: LinearMethod | None) -> None:
+    """Its parts are cut over the ranks as the experts are, and it is in each rank's share of the sum.
+
+    With a method it consists of linears, whatever these call their tensors.
+    """
     route, x = ROUTES["all of them"], torch.randn(7, SIZE)
     tensors = with_shared(checkpoint(route))
     expected = plain(tensors, route, x) + seen_by_all(tensors, x)
-    alone = loaded(WithExtra(build(), SIZE, INNER, route, shared=2 * INNER), tensors)
+    alone = loaded(WithExtra(build(), SIZE, INNER, route, shared=2 * INNER), tensors, method=method)
+    assert alone.shared_experts is not None and alone.shared_experts.plain == (method is None)
     torch.testing.assert_close(alone(x, Rows(1)), expected + 3 * x, rtol=1e-4, atol=1e-4)
     SHARES.clear()
     registry = registry_of_ranks()
     for rank in range(2):
         made = build(2, rank, registry)
-        moe = loaded(WithExtra(made, SIZE, INNER, route, shared=2 * INNER), tensors, made.mesh)
+        moe = loaded(WithExtra(made, SIZE, INNER, route, shared=2 * INNER), tensors, made.mesh, method)
         torch.testing.assert_close(moe(x, Rows(1)), 3 * x)
     torch.testing.assert_close(sum(SHARES), expected, rtol=1e-4, atol=1e-4)
 

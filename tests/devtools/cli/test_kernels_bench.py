@@ -65,6 +65,17 @@ def test_every_kernel_of_an_op_in_every_bucket_with_what_its_op_declares() -> No
     assert set(by_call.values()) == {1}, "one of a call's kernels is the one that would be chosen"
 
 
+def test_codes_are_counted_as_they_are_packed() -> None:
+    result, found = bench("linear.w4a16", "--dtype", "bf16")
+    assert result.exit_code == 0, result.output
+    rows = [row for row in found["rows"] if row["shape"]["group"] == 32]
+    assert {row["kernel"] for row in rows} == {"parts", "torch"}
+    for row in rows:
+        inputs, outputs, tokens = (*(row["shape"][name] for name in ("inputs", "outputs")), row["tokens"])
+        held = outputs * (inputs // 2 + inputs // 32 * (2 + 1))  # codes, f16 scales, zeros
+        assert row["moved"] == held + 2 * tokens * (inputs + outputs) and row["roofline"] > 0
+
+
 def test_a_slow_kernel_stands_behind_its_alternatives_and_a_broken_one_is_named(tmp_path: Path) -> None:
     file = tmp_path / "bench_mine.py"
     file.write_text(PLUGIN)

@@ -26,6 +26,7 @@ from llmcore_devtools.kernels.compare import check as check_op
 from llmcore_devtools.kernels.compare import check_invariance, compare
 from llmcore_devtools.kernels.write_stored import DoesNotFit
 from llmcore_devtools.loaded_model import registry_for_tests
+from llmcore_quantization.ops import linear_w8a8
 
 SHAPES = len(getattr(rms_norm, "SHAPES", ({},)))
 
@@ -96,6 +97,32 @@ def test_what_a_kernel_leaves_unwritten_is_found(tmp_path: Path) -> None:
 def test_a_kernel_for_another_device_declines(tmp_path: Path) -> None:
     result, rows = check(tmp_path, RIGHT, requires="device='abacus'")
     assert result.exit_code == 0 and rows["f16"]["declined"] == "needs device abacus, has cpu"
+
+
+@pytest.mark.parametrize("op", ["linear.w4a16", "linear.w8a16", "linear.w8a8", "linear.fp8_block"])
+def test_a_composite_without_a_kernel_is_checked_as_its_parts(op: str) -> None:
+    arguments = [op, "--check", "--json", "--device", "cpu", "--dtype", "fp32"]
+    (row,) = json.loads(CliRunner().invoke(command, arguments).stdout)
+    assert (row["kernel"], row["plugin"], row["failures"]) == ("parts", "quantization", [])
+    assert row["cases"] >= 16 and 0 <= row["worst"] <= 1
+    (row,) = json.loads(CliRunner().invoke(command, [*arguments, "--deterministic"]).stdout)
+    assert row["declined"] == "--deterministic: no kernel for linear" and not row["failures"]
+
+
+def test_a_quantized_linears_rows_are_computed_again_alone() -> None:
+    """Parts that round a token by the tokens beside it have other bits."""
+    context = OpContext(op="linear.w8a8", device=DeviceInfo("cpu"), dtype="f32", bucket=1, shape=linear_w8a8.SHAPES[0])
+    sample = next(sample for sample in linear_w8a8.samples(context) if len(sample[0]) > 1)
+
+    def alone(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return torch.cat([linear_w8a8.reference(row[None].clone(), *rest) for row in x])
+
+    def together(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return alone(x, *rest) * x.abs().amax()
+
+    check_invariance(context.op, alone, alone, sample, torch.device("cpu"))
+    with pytest.raises(AssertionError, match="has other bits alone"):
+        check_invariance(context.op, together, together, sample, torch.device("cpu"))
 
 
 def test_deterministic_compares_rows_with_themselves_alone(tmp_path: Path) -> None:

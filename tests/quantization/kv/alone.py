@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import torch
 from llmcore.api import KernelSpec, OpContext, hookimpl
-from llmcore.ops import sample
+from llmcore.layers import Dispatched
+from llmcore.ops import moe_combine, moe_dispatch, moe_experts, moe_route, sample
 from llmcore.ops.attention import ReferenceAttention, attend, token_slots
 
 ATTENTION = ("attn.gqa.decode", "attn.gqa.prefill", "attn.gqa.mixed")
@@ -19,6 +21,13 @@ ROWS: Mapping[str, str] = {
     "head_linear": "llmcore_deepseek.ops.head_linear",
 }
 
+MIXTURE: Mapping[str, str] = {
+    "moe.route": "routed",
+    "moe.dispatch": "dispatched",
+    "moe.experts": "experts",
+    "moe.combine": "combined",
+}
+
 
 @hookimpl
 def register_kernels() -> Iterable[KernelSpec]:
@@ -26,6 +35,8 @@ def register_kernels() -> Iterable[KernelSpec]:
         yield KernelSpec(op=op, name="alone", make=f"{__name__}:attention", batch_invariant=True)
     for op in ROWS:
         yield KernelSpec(op=op, name="alone", make=f"{__name__}:rows", batch_invariant=True)
+    for op in MIXTURE:
+        yield KernelSpec(op=op, name="alone", make=f"{__name__}:{MIXTURE[op]}", batch_invariant=True)
     yield KernelSpec(op="sample", name="alone", make=f"{__name__}:sampled", batch_invariant=True)
     yield KernelSpec(op="attn.varlen", name="alone", make=f"{__name__}:unused", batch_invariant=True)
     yield KernelSpec(op="attn.merge", name="alone", make=f"{__name__}:unused", batch_invariant=True)
@@ -78,6 +89,36 @@ def rows(context: OpContext) -> Callable[..., torch.Tensor]:
         return torch.cat([reference(x[i : i + 1].clone(), *rest) for i in range(len(x))])
 
     return run
+
+
+def routed(context: OpContext) -> Callable[..., Any]:
+    reference = moe_route.make(context)
+
+    def run(x: torch.Tensor, *rest: Any) -> Any:
+        weights, chosen = zip(*(reference(x[i : i + 1].clone(), *rest) for i in range(len(x))), strict=True)
+        return torch.cat(weights), torch.cat(chosen)
+
+    return run
+
+
+def dispatched(context: OpContext) -> Callable[..., Any]:
+    return moe_dispatch.make(context)
+
+
+def experts(context: OpContext) -> Callable[..., torch.Tensor]:
+    reference = moe_experts.make(context)
+
+    def run(tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor, into: Any = None) -> torch.Tensor:
+        y = torch.empty(len(tokens.pairs), tokens.x.shape[1]) if into is None else into
+        for pair in range(len(tokens.pairs)):
+            reference(replace(tokens, starts=tokens.starts.clamp(pair, pair + 1)), gate_up, down, y)
+        return y
+
+    return run
+
+
+def combined(context: OpContext) -> Callable[..., torch.Tensor]:
+    return moe_combine.reference
 
 
 def sampled(context: OpContext) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ import torch
 from changed_cache import ChangedCache
 from llmcore import LLM
 from llmcore.api import ConfigError, KVGroupSpec
-from llmcore.builtin.radix import RadixCache
 from llmcore.cli import main
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.family import small_model
@@ -237,30 +236,6 @@ def test_the_file_comes_back(kind: Any, tmp_path: Path) -> None:
 def test_a_head_that_is_always_zero_has_a_scale(tmp_path: Path) -> None:
     write_file(tmp_path / "scales.json", "LlamaForCausalLM", "per_head", torch.zeros(LAYERS, 2, HEADS))
     calibrate(layout(), MODEL, Stored({}), {"kv_quant_calibration_config_path": str(tmp_path / "scales.json")})
-
-
-def test_the_prefix_cache_is_apart_for_other_scales(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    salts: list[bytes] = []
-    match = RadixCache.match
-
-    def recording(self: RadixCache, salt: bytes, content: Any) -> Any:
-        salts.append(salt)
-        return match(self, salt, content)
-
-    monkeypatch.setattr(RadixCache, "match", recording)
-    found = []
-    for factor in (1, 1, 2, None):
-        path, settings = tmp_path / f"{factor}.json", {}
-        if factor is not None:
-            write_file(path, "LlamaForCausalLM", "per_head", largest() * factor)
-            settings = {"llm_kv_type": "fp8kv_sph", "kv_quant_calibration_config_path": str(path)}
-        with LLM(folder, ["llama", "quantization"], device="cpu", data_type="fp32", **settings) as llm:
-            llm.generate([[5, 6, 7]], max_new_tokens=1)
-            found.append(salts[-1])
-            assert llm.kv[0].layout.identity.encode() in salts[-1]
-    assert found[0] == found[1] and len(set(found)) == 3
 
 
 @pytest.mark.parametrize(

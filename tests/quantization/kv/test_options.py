@@ -11,7 +11,7 @@ from llmcore.api import Config, ConfigError, DeviceInfo, KVGroupSpec, OptionSpec
 from llmcore.cli import main
 from llmcore.config import make_config
 from llmcore.engine.blueprint import Blueprint, blueprint_at
-from llmcore.registry.modes import chosen_modes, mode_misfit
+from llmcore.registry.modes import chosen_modes
 from llmcore_devtools.family import small_model
 from llmcore_devtools.loaded_model import registry_for_tests
 from llmcore_quantization.kv.names import FORMS, LATENT, modes
@@ -134,7 +134,6 @@ def test_a_file_of_scales_goes_with_every_way_to_ask_for_fixed_scales() -> None:
             {},
             "--mode triton_fp8kv does not fit .*is for KV of layout mla-latent, this model has token",
         ),
-        (("ppl_fp16",), {}, "--mode ppl_fp16 does not fit LlamaForCausalLM on cpu"),
     ],
 )
 def test_what_does_not_go_together(llama: Path, names: tuple[str, ...], settings: Any, message: str) -> None:
@@ -164,18 +163,6 @@ def test_every_layout_has_a_mode() -> None:
     assert pins == {*FORMS, LATENT}
 
 
-@pytest.mark.parametrize("name", ["ppl_fp16", "ppl_fp16_flashdecoding"])
-def test_ppl_fp16_pins_attention_alone_and_needs_f16(name: str, llama: Path) -> None:
-    (mode,) = (mode for mode in modes() if mode.name == name)
-    assert not mode.layouts and mode.quant is None
-    assert mode.kernels == {"attn.gqa.decode": "gqa_flashdecoding"}
-    gpu = DeviceInfo("cuda", capability=90)
-    assert mode_misfit(mode, REGISTRY, gpu) is None
-    assert blueprint_at(llama, REGISTRY, gpu, "f16").misfit(mode) is None
-    why = blueprint_at(llama, REGISTRY, gpu, "bf16").misfit(mode)
-    assert why == "is for f16, this model runs as bf16; set --data_type"
-
-
 def test_the_commands_take_them(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def planned(*args: str) -> Any:
         with pytest.raises(SystemExit, match="0"):
@@ -201,4 +188,3 @@ def test_the_list_of_modes_shows_what_they_pin(capsys: pytest.CaptureFixture[str
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["triton_int8kv"]["layouts"] == {"token": "token-int8"} and rows["triton_int8kv"]["misfit"] is None
     assert rows["triton_fp8kv"]["layouts"] == {"mla-latent": LATENT}
-    assert rows["ppl_fp16"]["misfit"] is not None

@@ -71,6 +71,16 @@ def test_calls_of_every_op_run_and_agree_with_the_reference(tmp_path: Path, op: 
     agree([context for context in wanted(tmp_path, op) if context.bucket == 0][:1], op)
 
 
+@pytest.mark.parametrize(("op", "layout"), [("attn.gqa.decode", "token-int8"), ("attn.mla.decode", "mla-latent-fp8")])
+def test_attention_over_quantized_kv_has_entries_of_its_own(tmp_path: Path, op: str, layout: str) -> None:
+    sizes = LATENT if "mla" in op else SIZES
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    contexts = tune.contexts(REGISTRY, tmp_path, GPU, (op, "linear"), "fp32", layout)
+    assert {(context.op, context.layout) for context in contexts} == {(op, layout)}
+    (entry, *_) = agree([context for context in contexts if context.bucket == 0][:1], op)
+    assert entry["layout"] == layout
+
+
 @pytest.mark.parametrize("op", ["gelu_and_mul", "gelu_tanh", "layer_norm", "add_layer_norm"])
 def test_calls_of_what_other_families_ask_for(op: str) -> None:
     shapes = [{"size": 32, "bias": True}, {"size": 16, "heads": 3}] if op == "layer_norm" else [{"size": 32}]
@@ -78,7 +88,7 @@ def test_calls_of_what_other_families_ask_for(op: str) -> None:
         agree([OpContext(op=op, device=GPU, dtype="f32", bucket=0, shape=shape)], op)
 
 
-def agree(contexts: list, op: str) -> None:
+def agree(contexts: list, op: str) -> list[dict]:
     jobs = tune.jobs_for(REGISTRY, contexts, most=1)
     assert jobs, f"no kernel of {op} has a cost"
     ran = []
@@ -92,6 +102,7 @@ def agree(contexts: list, op: str) -> None:
     assert not notes
     assert [entry["kernel"] for entry in entries] == [job.spec.name for job in jobs]
     assert all(entry["op"] == op and entry["us"] > 0 for entry in entries) and min(ran) >= 4
+    return entries
 
 
 def test_the_parts_of_composites_are_measured_too(tmp_path: Path) -> None:

@@ -230,22 +230,10 @@ class Bench:
         if spec.expands_to and (
             "kv_write" not in context.op or layout is not None
         ):  # whose other part is the layout's
-            yield self._row(context, PARTS, "", chosen), partial(self._parts, context, layout)
+            yield self._row(context, PARTS, "", chosen), partial(parts, self.registry, context, self.pins, layout)
 
     def _row(self, context: OpContext, kernel: str, plugin: str, chosen: str) -> BenchRow:
         return BenchRow(context.op, kernel, plugin, context.dtype, dict(context.shape), chosen=kernel == chosen)
-
-    def _parts(self, context: OpContext, layout: Stores | None) -> Any:
-        def part(op: str, **shape: Any) -> Any:
-            if op == "kv_write" and layout is not None:
-                return layout.write
-            own = replace(context, op=op, shape=shape)
-            chosen = resolve(candidates_for(self.registry, op), own, self.pins, self.registry.order).chosen
-            if chosen.name == REFERENCE and self.registry.find(OpSpec, op).expands_to:
-                return self._parts(own, layout)
-            return made(chosen, own)
-
-        return load(f"{self.registry.find(OpSpec, context.op).module}:expand")(context, part)
 
     def _time(
         self, row: BenchRow, make: Call, module: Any, context: OpContext, rotated: Sequence[tuple[Any, ...]]
@@ -261,6 +249,23 @@ class Bench:
             reraise_if_stopping(error)
             row.failure = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             self.device.synchronize()
+
+
+def parts(
+    registry: Registry, context: OpContext, pins: Mapping[str, str] | None = None, layout: Stores | None = None
+) -> Any:
+    """A composite's expansion. Raises LlmcoreError if a part has no kernel that fits."""
+
+    def part(op: str, **shape: Any) -> Any:
+        if op == "kv_write" and layout is not None:
+            return layout.write
+        own = replace(context, op=op, shape=shape)
+        chosen = resolve(candidates_for(registry, op), own, pins or {}, registry.order).chosen
+        if chosen.name == REFERENCE and registry.find(OpSpec, op).expands_to:
+            return parts(registry, own, pins, layout)
+        return made(chosen, own)
+
+    return load(f"{registry.find(OpSpec, context.op).module}:expand")(context, part)
 
 
 def _tokens(effort: Effort, module: Any, shape: Shape, dtype: DType) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
 For small shapes the reference runs on the CPU. For real shapes and an op's long samples it runs on the device. Every
 seed draws other inputs, and memory that a kernel allocates is full of NaN before the kernel writes. Attention over a
-plugin's layout gets pools of that layout. Under `deterministic`, rows are also compared, to the bit, with themselves
-computed alone.
+plugin's layout gets pools of that layout. A composite without a kernel is checked as its parts. Under `deterministic`,
+rows are also compared, to the bit, with themselves computed alone.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from llmcore.api.errors import ConfigError, reraise_if_stopping
+from llmcore.api.errors import ConfigError, LlmcoreError, reraise_if_stopping
 from llmcore.api.protocols import Device
 from llmcore.api.specs import TOKEN_BUCKETS, DType, KernelSpec, OpContext, OpSpec
 from llmcore.ops import Shape, drawing, made
@@ -27,6 +28,7 @@ from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidat
 
 from llmcore_devtools.kernels.attention_cases import cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
+from llmcore_devtools.kernels.bench import PARTS, parts
 from llmcore_devtools.kernels.compare import check_invariance, compare
 from llmcore_devtools.kernels.write_stored import DoesNotFit
 
@@ -69,16 +71,35 @@ class Unit(NamedTuple):
 
 
 def units(registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: Collection[DType]) -> list[Unit]:
-    """The units to check: of `op` or of all ops, the pinned kernel or all except the reference."""
+    """The units to check: of `op` or of all ops, the pinned kernel or all except the reference.
+
+    A composite without a kernel has one as well, its parts.
+    """
     found = []
-    for spec, _ in registry.specs(OpSpec):
+    for spec, plugin in registry.specs(OpSpec):
         if op not in (None, spec.name) or (pins and op is None and spec.name not in pins):
             continue
+        wanted = []
         for candidate in candidates_for(registry, spec.name):
             name = candidate[0].name
             if name == pins[spec.name] if spec.name in pins else name != REFERENCE:
-                found += [Unit(spec, candidate, dtype) for dtype in dtypes]
+                wanted.append(candidate)
+        if not wanted and spec.expands_to and "kv_write" not in spec.name:  # whose other part is the layout's
+            refuses = partial(_without_parts, registry)
+            wanted.append(
+                (KernelSpec(op=spec.name, name=PARTS, make="", refuses=refuses, batch_invariant=True), plugin)
+            )
+        found += [Unit(spec, candidate, dtype) for candidate in wanted for dtype in dtypes]
     return sorted(found, key=lambda unit: (unit.op.name, unit.candidate[0].name, unit.dtype))
+
+
+def _without_parts(registry: Registry, context: OpContext) -> str | None:
+    """Why a composite cannot run as its parts, or None."""
+    try:
+        parts(registry, context)
+    except LlmcoreError as error:
+        return _first_line(error).partition(" on ")[0]  # the context is the composite's
+    return None
 
 
 @dataclass(frozen=True)
@@ -166,7 +187,8 @@ def _check_context(
     kinds = ["samples", "long_samples"] if large and hasattr(module, "long_samples") else ["samples"]
     name, device = "", bench.device
     try:
-        kernel, alone = (made(spec, where) for where in (context, replace(context, bucket=0)))
+        make = partial(parts, bench.registry) if spec.name == PARTS else partial(made, spec)
+        kernel, alone = (make(where) for where in (context, replace(context, bucket=0)))
         for kind in kinds:
             with drawing(bench.seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
                 samples = cases_of(module, context, getattr(module, kind)(context), long=kind == "long_samples")

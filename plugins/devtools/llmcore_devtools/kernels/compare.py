@@ -238,6 +238,10 @@ def _held(name: str, error: float, allowed: float) -> float:
 ROW_ARGUMENTS: Mapping[str, int] = {
     "linear": 1,
     "linear_silu_and_mul": 1,
+    "linear.w4a16": 1,
+    "linear.w8a16": 1,
+    "linear.w8a8": 1,
+    "linear.fp8_block": 1,
     "rms_norm": 1,
     "add_rms_norm": 2,
     "layer_norm": 1,

@@ -137,10 +137,3 @@ def modes() -> Iterable[ModeSpec]:
     yield ModeSpec(
         name="triton_fp8kv", layouts={"mla-latent": LATENT}, summary="KV of latent attention as fp8, a scale per 128"
     )
-    for name in ("ppl_fp16", "ppl_fp16_flashdecoding"):
-        yield ModeSpec(
-            name=name,
-            kernels={"attn.gqa.decode": "gqa_flashdecoding"},
-            dtypes=frozenset({"f16"}),
-            summary="decode over split KV; KV is not quantized",
-        )

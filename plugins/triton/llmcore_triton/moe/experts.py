@@ -131,14 +131,16 @@ class Experts:
             Half(context, Tile(*config["down"]), tma, gated=False),
         )
 
-    def __call__(self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """gate_up [experts, 2 inner, size], each expert's gate first, down [experts, size, inner] -> [N top_k, size]:
-        the result of each pair at the pair's own place."""
+        the result of each pair at the pair's own place. `into`: where to write it; the rows of other pairs stay."""
         x, pairs, (width, inner) = tokens.x, len(tokens.pairs), down.shape[1:]
         few = self._few is not None and pairs < LONG * self._experts
         first, second = self._few if few and self._few is not None else self._many
         middle = x.new_empty(pairs, inner)
-        y = x.new_empty(len(x) * self._top_k, width)
+        y = x.new_empty(len(x) * self._top_k, width) if into is None else into
         first(x, gate_up, middle, tokens)
         second(middle, down, y, tokens)
         return y

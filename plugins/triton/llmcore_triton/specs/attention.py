@@ -85,6 +85,13 @@ def modes() -> Iterable[ModeSpec]:
         ("gqa_flashdecoding", "grouped query heads over split KV"),
     ):
         yield ModeSpec(name=f"triton_{name}", kernels={"attn.gqa.decode": name}, summary=f"decode with {summary}")
+    for name in ("ppl_fp16", "ppl_fp16_flashdecoding"):
+        yield ModeSpec(
+            name=name,
+            kernels={"attn.gqa.decode": "gqa_flashdecoding"},
+            dtypes=frozenset({"f16"}),
+            summary="decode over split KV; nothing is quantized",
+        )
 
 
 def beyond(context: OpContext, largest_group: int = LARGEST_GROUP) -> str | None:

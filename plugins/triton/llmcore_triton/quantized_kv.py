@@ -22,6 +22,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from llmcore_triton.launch import INTERPRETED
 from llmcore_triton.specs.layouts import Form
 
 _ROUNDING = tl.constexpr(1.5 * 2**23)
@@ -52,6 +53,70 @@ def counted(codes: str) -> bool:
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------
+
+# The bits 0x6400 | n are the f16 number 1024 + n. An int8 is the byte n - 128.
+_BYTES = """{{
+    .reg .b32 n, zero;
+    xor.b32 n, $2, 0x{flip:08x};
+    mov.b32 zero, 0x{zero:08x};
+    prmt.b32 $0, n, 0x64646464, 0x4140;
+    prmt.b32 $1, n, 0x64646464, 0x4342;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+}}"""
+_FROM_I8 = tl.constexpr(_BYTES.format(flip=0x80808080, zero=0x64806480))
+_FROM_U8 = tl.constexpr(_BYTES.format(flip=0, zero=0x64006400))
+_FROM_E4M3 = tl.constexpr("""{
+    .reg .b16 a, b;
+    mov.b32 {a, b}, $2;
+    cvt.rn.f16x2.e4m3x2 $0, a;
+    cvt.rn.f16x2.e4m3x2 $1, b;
+}""")
+_FROM_U4 = tl.constexpr("""{
+    .reg .b32 low, high, zero;
+    and.b32 low, $4, 0x0f0f0f0f;
+    shr.b32 high, $4, 4;
+    and.b32 high, high, 0x0f0f0f0f;
+    mov.b32 zero, 0x64006400;
+    prmt.b32 $0, low, 0x64646464, 0x4140;
+    prmt.b32 $1, low, 0x64646464, 0x4342;
+    prmt.b32 $2, high, 0x64646464, 0x4140;
+    prmt.b32 $3, high, 0x64646464, 0x4342;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+    sub.f16x2 $2, $2, zero;
+    sub.f16x2 $3, $3, zero;
+}""")
+"""PTX that makes f16 of four bytes of codes, or of the lower and the upper halves of four bytes."""
+
+_ASM = tl.constexpr(not INTERPRETED)
+
+
+@triton.jit
+def as_f16(codes, CODES: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns codes of a byte as f16, which holds them exactly.
+
+    SPREAD: the numbers pass through shared memory, because they are an operand of a product over tokens, or of two
+    products. The compiler does not move an impure conversion behind shared memory. It would then not load codes ahead.
+    """
+    if _ASM:
+        ASM: tl.constexpr = _FROM_I8 if CODES == "i8" else _FROM_U8 if CODES == "u8" else _FROM_E4M3
+        rows = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=not SPREAD, pack=4)
+    else:
+        rows = codes.to(tl.float32).to(tl.float16)
+    return rows
+
+
+@triton.jit
+def halves_as_f16(pairs, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the lower and the upper 4-bit codes as f16. For SPREAD see `as_f16`."""
+    if _ASM:
+        low, high = tl.inline_asm_elementwise(
+            _FROM_U4, "=r,=r,=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=not SPREAD, pack=4
+        )
+    else:
+        low, high = (pairs & 15).to(tl.float16), (pairs >> 4).to(tl.float16)
+    return low, high
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from llmcore_devtools import registry_of
 from llmcore_devtools.kernels.attention_cases import Uploads, cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout, stored
 from llmcore_devtools.kernels.compare import check
-from llmcore_triton.attention import codes as f16
+from llmcore_triton import quantized_kv
 from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding, prefill, unified
 from llmcore_triton.attention.codes import half
 from llmcore_triton.attention.grouped import Grouped
@@ -212,9 +212,9 @@ def test_instructions_that_make_f16_of_codes(first: int) -> None:
     """A GPU runs them; the interpreter does not."""
     codes = np.arange(first, first + 4, dtype=np.uint8)
     word = int(codes.view(np.uint32)[0])
-    assert ran(f16._FROM_I8.value, word, 2) == codes.view(np.int8).tolist()
-    assert ran(f16._FROM_U8.value, word, 2) == codes.tolist()
-    assert ran(f16._FROM_U4.value, word, 4) == [*(codes & 15).tolist(), *(codes >> 4).tolist()]
+    assert ran(quantized_kv._FROM_I8.value, word, 2) == codes.view(np.int8).tolist()
+    assert ran(quantized_kv._FROM_U8.value, word, 2) == codes.tolist()
+    assert ran(quantized_kv._FROM_U4.value, word, 4) == [*(codes & 15).tolist(), *(codes >> 4).tolist()]
 
 
 def test_where_products_are_of_f16() -> None:

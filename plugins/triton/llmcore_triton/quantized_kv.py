@@ -28,6 +28,10 @@ from llmcore_triton.specs.layouts import Form
 _ROUNDING = tl.constexpr(1.5 * 2**23)
 """Added to and subtracted from a number below 2**22, it rounds the number to the nearest integer, halves to even."""
 
+_WORDS = tl.constexpr(tl.pointer_type(tl.uint32))
+_ONES = tl.constexpr(0x3C003C00)
+"""Two f16 ones."""
+
 _LEAST_F16, _LEAST_F32 = tl.constexpr(2.0**-24), tl.constexpr(2.0**-126)
 """The least scales: the least positive f16, and the least normal f32."""
 
@@ -139,28 +143,66 @@ def marks_of(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Returns (scale, least value) in f32 of the BLOCK >= WIDTH elements of a head at slots [N] where `there`.
 
-    The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if scales are fixed. The least
-    values of signed codes are zeros.
+    The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if scales are fixed. See
+    `group_marks` for the other slots and for signed codes.
     """
     if GROUP == 0:
         scale = tl.load(marks + head)
-        least = tl.zeros_like(scale)
+        least = scale
+    elif GROUP == WIDTH:
+        scale, least = head_marks(marks, head, slot, there, HEADS, CODES, GROUP)
+        scale, least = scale[:, None], least[:, None]
     else:
-        PARTS: tl.constexpr = 2 if counted(CODES) else 1
-        row = marks + ((slot * HEADS + head) * (WIDTH // GROUP * PARTS))[:, None]
-        if GROUP == WIDTH:
-            scale = tl.load(row, mask=there[:, None], other=0.0).to(tl.float32)
-            least = tl.zeros_like(scale)
-            if counted(CODES):
-                least = tl.load(row + 1, mask=there[:, None], other=0.0).to(tl.float32)
-        else:
-            group = tl.arange(0, BLOCK // GROUP)[None, :]
-            keep = there[:, None] & (group < WIDTH // GROUP)
-            scale = spread(tl.load(row + group * PARTS, mask=keep, other=0.0).to(tl.float32), BLOCK)
-            least = tl.zeros_like(scale)
-            if counted(CODES):
-                least = spread(tl.load(row + group * PARTS + 1, mask=keep, other=0.0).to(tl.float32), BLOCK)
+        group = tl.arange(0, BLOCK // GROUP)[None, :]
+        keep = there[:, None] & (group < WIDTH // GROUP)
+        at = ((slot * HEADS + head) * (WIDTH // GROUP))[:, None] + group
+        scale, least = group_marks(marks, at, keep, CODES)
+        scale, least = spread(scale.to(tl.float32), BLOCK), spread(least.to(tl.float32), BLOCK)
     return scale, least
+
+
+@triton.jit
+def head_marks(  # type: ignore[no-untyped-def]
+    marks, head, slot, there, HEADS: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr
+):
+    """Returns the scales and least values of a head at slots [N], [N] f32, or [1] if scales are fixed."""
+    if GROUP == 0:
+        scale = tl.load(marks + head + tl.arange(0, 1))
+        least = scale
+    elif HEADS % 2 == 0 and not counted(CODES) and marks.dtype.element_ty == tl.float16:
+        # words of memory, each the scales of two heads: unlike smaller pieces, the compiler fetches these ahead
+        words = tl.load(marks.to(_WORDS, bitcast=True) + slot * (HEADS // 2) + head // 2, mask=there, other=_ONES)
+        scale = _f16(words >> (head % 2 * 16)).to(tl.float32)
+        least = scale
+    else:
+        scale, least = group_marks(marks, slot * HEADS + head, there, CODES)
+        scale, least = scale.to(tl.float32), least.to(tl.float32)
+    return scale, least
+
+
+@triton.jit
+def group_marks(marks, at, there, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the scales and least values of the groups `at`, as they are stored; 1 and 0 where not `there`.
+
+    Codes with a sign have no least values: the scales stand in their place.
+    """
+    if not counted(CODES):
+        scale = tl.load(marks + at, mask=there, other=1.0)
+        least = scale
+    elif marks.dtype.element_ty == tl.float16:
+        # both are one word of memory
+        words = tl.load(marks.to(_WORDS, bitcast=True) + at, mask=there, other=_ONES & 0xFFFF)
+        scale, least = _f16(words), _f16(words >> 16)
+    else:
+        scale = tl.load(marks + 2 * at, mask=there, other=1.0)
+        least = tl.load(marks + 2 * at + 1, mask=there, other=0.0)
+    return scale, least
+
+
+@triton.jit
+def _f16(words):  # type: ignore[no-untyped-def]
+    """Returns the lower halves of words as f16."""
+    return words.to(tl.uint16).to(tl.float16, bitcast=True)
 
 
 @triton.jit

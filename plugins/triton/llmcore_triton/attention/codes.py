@@ -16,15 +16,11 @@ from llmcore.api import OpContext
 from llmcore.layers import spec_of
 
 from llmcore_triton.attention.tile import LOG2_E, capped, slots_of
-from llmcore_triton.quantized_kv import as_f16, counted, halves_as_f16
+from llmcore_triton.quantized_kv import as_f16, counted, group_marks, halves_as_f16, head_marks
 from llmcore_triton.specs.layouts import QUANTIZED
 
 LEAST = 8
 """The fewest columns of a product."""
-
-_WORDS = tl.constexpr(tl.pointer_type(tl.uint32))
-_ONES = tl.constexpr(0x3C003C00)
-"""Two f16 ones."""
 
 
 def half(context: OpContext) -> bool:
@@ -136,50 +132,9 @@ def half_rows(  # type: ignore[no-untyped-def]
     if not folded(SIZE, CODES, GROUP):
         GROUPS: tl.constexpr = SIZE // GROUP
         at = (slot * HEADS + head)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
-        scale, least = _marks(marks, at, there[:, None], CODES)
+        scale, least = group_marks(marks, at, there[:, None], CODES)
         groups = tl.reshape(rows, (N, GROUPS, GROUP)) * scale[:, :, None]
         if counted(CODES):
             groups += least[:, :, None]
         rows = tl.reshape(groups, (N, SIZE))
     return rows
-
-
-@triton.jit
-def head_marks(  # type: ignore[no-untyped-def]
-    marks, head, slot, there, HEADS: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr
-):
-    """Returns the scales and least values of a head at slots [N], [N] f32, or [1] if scales are fixed.
-
-    The scales where not `there` are 1. Codes with a sign have no least values: the scales stand in their place.
-    """
-    if GROUP == 0:
-        scale = tl.load(marks + head + tl.arange(0, 1))
-        least = scale
-    elif HEADS % 2 == 0 and not counted(CODES):
-        # words of memory, each the scales of two heads: unlike smaller pieces, the compiler fetches these ahead
-        words = tl.load(marks.to(_WORDS, bitcast=True) + slot * (HEADS // 2) + head // 2, mask=there, other=_ONES)
-        scale = _f16(words >> (head % 2 * 16)).to(tl.float32)
-        least = scale
-    else:
-        scale, least = _marks(marks, slot * HEADS + head, there, CODES)
-        scale, least = scale.to(tl.float32), least.to(tl.float32)
-    return scale, least
-
-
-@triton.jit
-def _marks(marks, at, there, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the f16 scales and least values of the groups `at`; 1 and 0 where not `there`."""
-    if counted(CODES):
-        # both are one word of memory
-        words = tl.load(marks.to(_WORDS, bitcast=True) + at, mask=there, other=_ONES & 0xFFFF)
-        scale, least = _f16(words), _f16(words >> 16)
-    else:
-        scale = tl.load(marks + at, mask=there, other=1.0)
-        least = scale
-    return scale, least
-
-
-@triton.jit
-def _f16(words):  # type: ignore[no-untyped-def]
-    """Returns the lower halves of words as f16."""
-    return words.to(tl.uint16).to(tl.float16, bitcast=True)

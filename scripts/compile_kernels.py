@@ -3,11 +3,14 @@
     OMP_NUM_THREADS=1 python scripts/compile_kernels.py [--model llama-3.1-8b ...] [--mode NAME ...]
 
 An engine with two layers and a small vocabulary on pretended_gpu.py runs the steps of a start, and then requests. Each
-new kernel is compiled instead of launched: this needs only Triton. A line has the registers of a thread, the
-instructions that move spilled registers, the bytes of shared memory, the tensor cores' instructions, the warp
-instructions of the longest loop (1: none), the seconds of the compiler, and the compile-time arguments. Exit code 1 if
-a kernel does not compile or does not fit. `--kernels` names other kernels, `--set NAME=VALUE` changes the engine's
-settings, and `--size NAME=NUMBER` the model's config.
+new kernel is compiled instead of launched: this needs only Triton. A line has:
+- the registers of a thread, and the instructions that move spilled registers
+- the bytes of shared memory
+- the instructions for tensor cores, and all instructions of the longest loop (1: none)
+- the seconds of the compiler, and the compile-time arguments
+
+Exit code 1 if a kernel does not compile or does not fit. `--kernels` names other kernels, `--set NAME=VALUE` changes the
+engine's settings, and `--size NAME=NUMBER` the model's config.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def shown(found: Sequence[dict[str, Any]]) -> None:
             timed.setdefault((one["layout"], one["what"]), []).append(one)
     best = {key: min(every, key=lambda one: one["us"]) for key, every in timed.items()}
     for (layout, what), one in best.items():
-        own = next(each["us"] for each in timed[layout, what] if each["own"])
+        own = next((each["us"] for each in timed[layout, what] if each["own"]), float("nan"))
         plain = best.get((TOKEN, what), {"us": float("nan")})["us"]
         print(
             f"{layout:18}{what:>10}{own:9.1f}{one['us']:9.1f}{one['GB/s']:7.0f}{one['us'] / plain:9.2f}"

@@ -9,8 +9,8 @@ new kernel is compiled instead of launched: this needs only Triton. A line has:
 - the instructions for tensor cores, and all instructions of the longest loop (1: none)
 - the seconds of the compiler, and the compile-time arguments
 
-Exit code 1 if a kernel does not compile or does not fit. `--kernels` names other kernels, `--set NAME=VALUE` changes the
-engine's settings, and `--size NAME=NUMBER` the model's config.
+Exit code 1 if a kernel does not compile or does not fit. `--kernels` names other kernels. `--set NAME=VALUE` changes
+the engine's settings, and `--size NAME=NUMBER` the model's config.
 """
 
 from __future__ import annotations

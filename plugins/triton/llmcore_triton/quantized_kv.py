@@ -22,10 +22,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from llmcore_triton.launch import INTERPRETED
 from llmcore_triton.specs.layouts import Form
 
 _ROUNDING = tl.constexpr(1.5 * 2**23)
 """Added to and subtracted from a number below 2**22, it rounds the number to the nearest integer, halves to even."""
+
+_WORDS = tl.constexpr(tl.pointer_type(tl.uint32))
+_ONES = tl.constexpr(0x3C003C00)
+"""Two f16 ones."""
 
 _LEAST_F16, _LEAST_F32 = tl.constexpr(2.0**-24), tl.constexpr(2.0**-126)
 """The least scales: the least positive f16, and the least normal f32."""
@@ -53,6 +58,70 @@ def counted(codes: str) -> bool:
 
 # --- decoding ----------------------------------------------------------------------------------------------------
 
+# The bits 0x6400 | n are the f16 number 1024 + n. An int8 is the byte n - 128.
+_BYTES = """{{
+    .reg .b32 n, zero;
+    xor.b32 n, $2, 0x{flip:08x};
+    mov.b32 zero, 0x{zero:08x};
+    prmt.b32 $0, n, 0x64646464, 0x4140;
+    prmt.b32 $1, n, 0x64646464, 0x4342;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+}}"""
+_FROM_I8 = tl.constexpr(_BYTES.format(flip=0x80808080, zero=0x64806480))
+_FROM_U8 = tl.constexpr(_BYTES.format(flip=0, zero=0x64006400))
+_FROM_E4M3 = tl.constexpr("""{
+    .reg .b16 a, b;
+    mov.b32 {a, b}, $2;
+    cvt.rn.f16x2.e4m3x2 $0, a;
+    cvt.rn.f16x2.e4m3x2 $1, b;
+}""")
+_FROM_U4 = tl.constexpr("""{
+    .reg .b32 low, high, zero;
+    and.b32 low, $4, 0x0f0f0f0f;
+    shr.b32 high, $4, 4;
+    and.b32 high, high, 0x0f0f0f0f;
+    mov.b32 zero, 0x64006400;
+    prmt.b32 $0, low, 0x64646464, 0x4140;
+    prmt.b32 $1, low, 0x64646464, 0x4342;
+    prmt.b32 $2, high, 0x64646464, 0x4140;
+    prmt.b32 $3, high, 0x64646464, 0x4342;
+    sub.f16x2 $0, $0, zero;
+    sub.f16x2 $1, $1, zero;
+    sub.f16x2 $2, $2, zero;
+    sub.f16x2 $3, $3, zero;
+}""")
+"""PTX that makes f16 of four bytes of codes, or of the lower and the upper halves of four bytes."""
+
+_ASM = tl.constexpr(not INTERPRETED)
+
+
+@triton.jit
+def as_f16(codes, CODES: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns codes of a byte as f16, which holds them exactly.
+
+    SPREAD: the numbers pass through shared memory, because they are an operand of a product over tokens, or of two
+    products. The compiler does not move an impure conversion behind shared memory. It would then not load codes ahead.
+    """
+    if _ASM:
+        ASM: tl.constexpr = _FROM_I8 if CODES == "i8" else _FROM_U8 if CODES == "u8" else _FROM_E4M3
+        rows = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=not SPREAD, pack=4)
+    else:
+        rows = codes.to(tl.float32).to(tl.float16)
+    return rows
+
+
+@triton.jit
+def halves_as_f16(pairs, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the lower and the upper 4-bit codes as f16. For SPREAD see `as_f16`."""
+    if _ASM:
+        low, high = tl.inline_asm_elementwise(
+            _FROM_U4, "=r,=r,=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=not SPREAD, pack=4
+        )
+    else:
+        low, high = (pairs & 15).to(tl.float16), (pairs >> 4).to(tl.float16)
+    return low, high
+
 
 @triton.jit
 def decoded(codes, scale, least, CODES: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -74,28 +143,66 @@ def marks_of(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Returns (scale, least value) in f32 of the BLOCK >= WIDTH elements of a head at slots [N] where `there`.
 
-    The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if scales are fixed. The least
-    values of signed codes are zeros.
+    The shapes are [N, BLOCK], or [N, 1] if the whole head shares a mark, or scalars if scales are fixed. See
+    `group_marks` for the other slots and for signed codes.
     """
     if GROUP == 0:
         scale = tl.load(marks + head)
-        least = tl.zeros_like(scale)
+        least = scale
+    elif GROUP == WIDTH:
+        scale, least = head_marks(marks, head, slot, there, HEADS, CODES, GROUP)
+        scale, least = scale[:, None], least[:, None]
     else:
-        PARTS: tl.constexpr = 2 if counted(CODES) else 1
-        row = marks + ((slot * HEADS + head) * (WIDTH // GROUP * PARTS))[:, None]
-        if GROUP == WIDTH:
-            scale = tl.load(row, mask=there[:, None], other=0.0).to(tl.float32)
-            least = tl.zeros_like(scale)
-            if counted(CODES):
-                least = tl.load(row + 1, mask=there[:, None], other=0.0).to(tl.float32)
-        else:
-            group = tl.arange(0, BLOCK // GROUP)[None, :]
-            keep = there[:, None] & (group < WIDTH // GROUP)
-            scale = spread(tl.load(row + group * PARTS, mask=keep, other=0.0).to(tl.float32), BLOCK)
-            least = tl.zeros_like(scale)
-            if counted(CODES):
-                least = spread(tl.load(row + group * PARTS + 1, mask=keep, other=0.0).to(tl.float32), BLOCK)
+        group = tl.arange(0, BLOCK // GROUP)[None, :]
+        keep = there[:, None] & (group < WIDTH // GROUP)
+        at = ((slot * HEADS + head) * (WIDTH // GROUP))[:, None] + group
+        scale, least = group_marks(marks, at, keep, CODES)
+        scale, least = spread(scale.to(tl.float32), BLOCK), spread(least.to(tl.float32), BLOCK)
     return scale, least
+
+
+@triton.jit
+def head_marks(  # type: ignore[no-untyped-def]
+    marks, head, slot, there, HEADS: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr
+):
+    """Returns the scales and least values of a head at slots [N], [N] f32, or [1] if scales are fixed."""
+    if GROUP == 0:
+        scale = tl.load(marks + head + tl.arange(0, 1))
+        least = scale
+    elif HEADS % 2 == 0 and not counted(CODES) and marks.dtype.element_ty == tl.float16:
+        # words of memory, each the scales of two heads: unlike smaller pieces, the compiler fetches these ahead
+        words = tl.load(marks.to(_WORDS, bitcast=True) + slot * (HEADS // 2) + head // 2, mask=there, other=_ONES)
+        scale = _f16(words >> (head % 2 * 16)).to(tl.float32)
+        least = scale
+    else:
+        scale, least = group_marks(marks, slot * HEADS + head, there, CODES)
+        scale, least = scale.to(tl.float32), least.to(tl.float32)
+    return scale, least
+
+
+@triton.jit
+def group_marks(marks, at, there, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the scales and least values of the groups `at`, as they are stored; 1 and 0 where not `there`.
+
+    Codes with a sign have no least values: the scales stand in their place.
+    """
+    if not counted(CODES):
+        scale = tl.load(marks + at, mask=there, other=1.0)
+        least = scale
+    elif marks.dtype.element_ty == tl.float16:
+        # both are one word of memory
+        words = tl.load(marks.to(_WORDS, bitcast=True) + at, mask=there, other=_ONES & 0xFFFF)
+        scale, least = _f16(words), _f16(words >> 16)
+    else:
+        scale = tl.load(marks + 2 * at, mask=there, other=1.0)
+        least = tl.load(marks + 2 * at + 1, mask=there, other=0.0)
+    return scale, least
+
+
+@triton.jit
+def _f16(words):  # type: ignore[no-untyped-def]
+    """Returns the lower halves of words as f16."""
+    return words.to(tl.uint16).to(tl.float16, bitcast=True)
 
 
 @triton.jit

@@ -20,8 +20,8 @@ from llmcore_devtools import registry_of
 from llmcore_devtools.kernels.attention_cases import Uploads, cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout, stored
 from llmcore_devtools.kernels.compare import check
-from llmcore_triton.attention import codes as f16
-from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding, prefill
+from llmcore_triton import quantized_kv
+from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding, prefill, unified
 from llmcore_triton.attention.codes import half
 from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import Config
@@ -93,7 +93,27 @@ def test_the_configuration_that_is_taken_unmeasured() -> None:
     assert (kernel.config.block_n, kernel.config.registers) == (128, 168)
     held_to_gather(where, kernel, DECODE)
     plain = gqa_flashdecoding.make(replace(where, layout="token")).config
-    assert plain == gqa_flashdecoding.make(replace(where, bucket=0)).config
+    assert plain == gqa_flashdecoding.make(replace(where, bucket=1, layout="token")).config
+    few = gqa_flashdecoding.make(replace(where, bucket=0)).config
+    assert few == replace(plain, least=64)
+
+
+def test_wide_heads_take_smaller_blocks() -> None:
+    """Blocks of 128 tokens of heads of 256 elements would not fit into registers."""
+    for op, module in (("attn.gqa.decode", gqa_flashdecoding), ("attn.gqa.mixed", unified)):
+        where = replace(context(op, "token-int4", "bf16", key_size=128, value_size=128), bucket=4)
+        wide = context(op, "token-int4", "bf16", key_size=256, value_size=128)
+        assert module.make(where).config.block_n == 128
+        assert module.make(replace(wide, bucket=4)).config.block_n == 64
+
+
+def test_the_tile_of_mixed_steps() -> None:
+    where = context("attn.gqa.mixed", "token-int8", "bf16", 16, key_size=32, value_size=32)
+    kernel = unified.make(where)
+    assert kernel.config.block_m == 16
+    held_to_gather(where, kernel, CHUNKS)
+    assert unified.make(replace(where, deterministic=True)).config.block_m == 64
+    assert unified.make(replace(where, layout="token")).config.block_m == 64
 
 
 @pytest.mark.parametrize("size", [1e-6, 3e4])
@@ -192,9 +212,9 @@ def test_instructions_that_make_f16_of_codes(first: int) -> None:
     """A GPU runs them; the interpreter does not."""
     codes = np.arange(first, first + 4, dtype=np.uint8)
     word = int(codes.view(np.uint32)[0])
-    assert ran(f16._FROM_I8.value, word, 2) == codes.view(np.int8).tolist()
-    assert ran(f16._FROM_U8.value, word, 2) == codes.tolist()
-    assert ran(f16._FROM_U4.value, word, 4) == [*(codes & 15).tolist(), *(codes >> 4).tolist()]
+    assert ran(quantized_kv._FROM_I8.value, word, 2) == codes.view(np.int8).tolist()
+    assert ran(quantized_kv._FROM_U8.value, word, 2) == codes.tolist()
+    assert ran(quantized_kv._FROM_U4.value, word, 4) == [*(codes & 15).tolist(), *(codes >> 4).tolist()]
 
 
 def test_where_products_are_of_f16() -> None:

@@ -159,7 +159,8 @@ class TokenCodes(_Parts):
 
 def _read(side: Side, codes: torch.Tensor, beside: torch.Tensor, slots: torch.Tensor, fixed: bool) -> torch.Tensor:
     """`beside`: the pool of marks, or the constants."""
-    found = codes.index_select(0, slots)
+    # as bytes: torch selects no rows of float8 on some devices
+    found = codes.view(torch.uint8).index_select(0, slots).view(codes.dtype)
     return side.decode(found, None, beside) if fixed else side.decode(found, beside.index_select(0, slots), None)
 
 

@@ -16,52 +16,11 @@ from llmcore.api import OpContext
 from llmcore.layers import spec_of
 
 from llmcore_triton.attention.tile import LOG2_E, capped, slots_of
-from llmcore_triton.launch import INTERPRETED
-from llmcore_triton.quantized_kv import counted
+from llmcore_triton.quantized_kv import as_f16, counted, group_marks, halves_as_f16, head_marks
 from llmcore_triton.specs.layouts import QUANTIZED
 
 LEAST = 8
 """The fewest columns of a product."""
-
-# The bits 0x6400 | n are the f16 number 1024 + n. An int8 is the byte n - 128.
-_BYTES = """{{
-    .reg .b32 n, zero;
-    xor.b32 n, $2, 0x{flip:08x};
-    mov.b32 zero, 0x{zero:08x};
-    prmt.b32 $0, n, 0x64646464, 0x4140;
-    prmt.b32 $1, n, 0x64646464, 0x4342;
-    sub.f16x2 $0, $0, zero;
-    sub.f16x2 $1, $1, zero;
-}}"""
-_FROM_I8 = tl.constexpr(_BYTES.format(flip=0x80808080, zero=0x64806480))
-_FROM_U8 = tl.constexpr(_BYTES.format(flip=0, zero=0x64006400))
-_FROM_E4M3 = tl.constexpr("""{
-    .reg .b16 a, b;
-    mov.b32 {a, b}, $2;
-    cvt.rn.f16x2.e4m3x2 $0, a;
-    cvt.rn.f16x2.e4m3x2 $1, b;
-}""")
-_FROM_U4 = tl.constexpr("""{
-    .reg .b32 low, high, zero;
-    and.b32 low, $4, 0x0f0f0f0f;
-    shr.b32 high, $4, 4;
-    and.b32 high, high, 0x0f0f0f0f;
-    mov.b32 zero, 0x64006400;
-    prmt.b32 $0, low, 0x64646464, 0x4140;
-    prmt.b32 $1, low, 0x64646464, 0x4342;
-    prmt.b32 $2, high, 0x64646464, 0x4140;
-    prmt.b32 $3, high, 0x64646464, 0x4342;
-    sub.f16x2 $0, $0, zero;
-    sub.f16x2 $1, $1, zero;
-    sub.f16x2 $2, $2, zero;
-    sub.f16x2 $3, $3, zero;
-}""")
-"""PTX that makes f16 of four bytes of codes, or of the lower and the upper halves of four bytes."""
-_ASM = tl.constexpr(not INTERPRETED)
-
-_WORDS = tl.constexpr(tl.pointer_type(tl.uint32))
-_ONES = tl.constexpr(0x3C003C00)
-"""Two f16 ones."""
 
 
 def half(context: OpContext) -> bool:
@@ -165,81 +124,17 @@ def half_rows(  # type: ignore[no-untyped-def]
         MIDDLE: tl.constexpr = SIZE // 2
         at = pool + head * MIDDLE + slot[:, None] * stride + tl.arange(0, MIDDLE)[None, :]
         pairs = tl.load(at, mask=there[:, None], other=0.0)
-        low, high = _halves(pairs, SPREAD)
+        low, high = halves_as_f16(pairs, SPREAD)
         rows = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (N, SIZE))
     else:
         at = pool + head * SIZE + slot[:, None] * stride + tl.arange(0, SIZE)[None, :]
-        rows = _half(tl.load(at, mask=there[:, None], other=0.0), CODES, SPREAD)
+        rows = as_f16(tl.load(at, mask=there[:, None], other=0.0), CODES, SPREAD)
     if not folded(SIZE, CODES, GROUP):
         GROUPS: tl.constexpr = SIZE // GROUP
         at = (slot * HEADS + head)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
-        scale, least = _marks(marks, at, there[:, None], CODES)
+        scale, least = group_marks(marks, at, there[:, None], CODES)
         groups = tl.reshape(rows, (N, GROUPS, GROUP)) * scale[:, :, None]
         if counted(CODES):
             groups += least[:, :, None]
         rows = tl.reshape(groups, (N, SIZE))
     return rows
-
-
-@triton.jit
-def head_marks(  # type: ignore[no-untyped-def]
-    marks, head, slot, there, HEADS: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr
-):
-    """Returns the scales and least values of a head at slots [N], [N] f32, or [1] if scales are fixed.
-
-    The scales where not `there` are 1. Codes with a sign have no least values: the scales stand in their place.
-    """
-    if GROUP == 0:
-        scale = tl.load(marks + head + tl.arange(0, 1))
-        least = scale
-    elif HEADS % 2 == 0 and not counted(CODES):
-        # words of memory, each the scales of two heads: unlike smaller pieces, the compiler fetches these ahead
-        words = tl.load(marks.to(_WORDS, bitcast=True) + slot * (HEADS // 2) + head // 2, mask=there, other=_ONES)
-        scale = _f16(words >> (head % 2 * 16)).to(tl.float32)
-        least = scale
-    else:
-        scale, least = _marks(marks, slot * HEADS + head, there, CODES)
-        scale, least = scale.to(tl.float32), least.to(tl.float32)
-    return scale, least
-
-
-@triton.jit
-def _marks(marks, at, there, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the f16 scales and least values of the groups `at`; 1 and 0 where not `there`."""
-    if counted(CODES):
-        # both are one word of memory
-        words = tl.load(marks.to(_WORDS, bitcast=True) + at, mask=there, other=_ONES & 0xFFFF)
-        scale, least = _f16(words), _f16(words >> 16)
-    else:
-        scale = tl.load(marks + at, mask=there, other=1.0)
-        least = scale
-    return scale, least
-
-
-@triton.jit
-def _f16(words):  # type: ignore[no-untyped-def]
-    """Returns the lower halves of words as f16."""
-    return words.to(tl.uint16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
-def _half(codes, CODES: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns codes as f16. The compiler does not move an impure conversion behind shared memory."""
-    if _ASM:
-        ASM: tl.constexpr = _FROM_I8 if CODES == "i8" else _FROM_U8 if CODES == "u8" else _FROM_E4M3
-        rows = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=not SPREAD, pack=4)
-    else:
-        rows = codes.to(tl.float32).to(tl.float16)
-    return rows
-
-
-@triton.jit
-def _halves(pairs, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the lower and the upper 4-bit codes as f16."""
-    if _ASM:
-        low, high = tl.inline_asm_elementwise(
-            _FROM_U4, "=r,=r,=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=not SPREAD, pack=4
-        )
-    else:
-        low, high = (pairs & 15).to(tl.float16), (pairs >> 4).to(tl.float16)
-    return low, high

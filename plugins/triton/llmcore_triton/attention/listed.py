@@ -116,6 +116,7 @@ def usual(context: OpContext, **changed: Any) -> Config:
 
 
 _CODES: Mapping[int, Mapping[str, int]] = {
+    0: {"least": 64},
     2: {"block_n": 64, "stages": 3, "per_processor": 4, "registers": 128},
     3: {"block_n": 128, "stages": 3, "registers": 168},
     4: {"block_n": 128, "stages": 3, "registers": 168},
@@ -124,10 +125,23 @@ _CODES: Mapping[int, Mapping[str, int]] = {
 holds four programs, so that 64 rows of 8 KV heads run at once; or three, whose longer steps do less beside the
 conversion for each token. Chosen by counting instructions, not measured."""
 
+_WIDE = 128
+"""Elements of the widest head whose blocks over codes fit into the registers that `_CODES` leaves."""
+
+_WIDE_CODES = {"block_n": 64, "stages": 3, "registers": 168}
+"""The same for wider heads, if there are many tokens."""
+
+
+def wide(context: OpContext) -> bool:
+    """True if heads are wider than usual, so that blocks of them take more registers."""
+    spec = spec_of(context)
+    return max(spec.key_size, spec.value_size) > _WIDE
+
 
 def decoding(context: OpContext) -> Config:
     """Returns the Config of a kernel for one query token per row that has not been measured."""
-    return usual(context, **(_CODES.get(context.bucket, {}) if context.layout in QUANTIZED else {}))
+    changes = _CODES.get(context.bucket, {}) if context.layout in QUANTIZED else {}
+    return usual(context, **(_WIDE_CODES if "registers" in changes and wide(context) else changes))
 
 
 def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:

@@ -14,7 +14,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import DTYPES, spec_of
 
-from llmcore_triton.quantized_kv import decoded, exactly, marks_of, of_layout
+from llmcore_triton.quantized_kv import as_f16, decoded, exactly, marks_of, of_layout
 from llmcore_triton.specs.layouts import QUANTIZED
 
 
@@ -68,6 +68,9 @@ def rows_of(  # type: ignore[no-untyped-def]
             codes = (tl.load(pairs, mask=inside, other=0.0) >> (at // MIDDLE * 4).to(tl.uint8)[None, :]) & 15
         else:
             codes = tl.load(pool + head * SIZE + slot[:, None] * stride + at[None, :], mask=inside, other=0.0)
+            if CODES == "e4m3":
+                # of latents, which two products take, the compiler would else not load codes ahead
+                codes = as_f16(codes, CODES, True)
         scale, least = marks_of(marks, slot, head, there, BLOCK, HEADS, SIZE, CODES, GROUP)
         rows = decoded(codes, scale, least, CODES, DTYPE)
     return rows

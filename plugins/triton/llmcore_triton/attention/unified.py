@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from llmcore.api import OpContext
-from llmcore.layers import spec_of
 
 from llmcore_triton import tuned
+from llmcore_triton.attention.codes import half
 from llmcore_triton.attention.grouped import Grouped
-from llmcore_triton.attention.listed import Config, timed, usual
+from llmcore_triton.attention.listed import Config, timed, usual, wide
 
 KERNEL = "unified"
 
@@ -50,8 +50,17 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
             yield vars(replace(config, block_m=block_m))
 
 
+_CODES: Mapping[bool, Mapping[str, int]] = {
+    False: {"block_m": 16, "block_n": 128, "stages": 3, "registers": 168},
+    True: {"block_m": 16, "block_n": 64, "stages": 3, "per_processor": 2},
+}
+"""For `wide` heads or others: changes of the Config over codes whose products are of f16. Most rows of a mixed step
+decode. In a tile of 64 a row takes twice the instructions and all registers. Chosen by counting, not measured."""
+
+
 def _default(context: OpContext) -> Config:
-    wide = max(spec_of(context).key_size, spec_of(context).value_size) > 128
+    if half(context):
+        return usual(context, **_CODES[wide(context)])
     # folding holds a second accumulator in registers, so steps are smaller, and more of them are in flight
     block_n, stages = (32, 5) if context.deterministic else (64, 3)
-    return usual(context, block_m=64, block_n=block_n, stages=stages, warps=8 if wide else 4)
+    return usual(context, block_m=64, block_n=block_n, stages=stages, warps=8 if wide(context) else 4)

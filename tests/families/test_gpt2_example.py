@@ -27,17 +27,6 @@ def test_gpt2(registry: Any, overrides: dict[str, Any]) -> None:
     assert_family_matches_transformers(ARCHITECTURE, registry=registry, prompts=(1, 13, 30), **overrides)
 
 
-def test_its_linears_are_not_quantized(tmp_path: Path) -> None:
-    """One clear error, although the square matrices would fit."""
-    small_model(ARCHITECTURE).save_pretrained(tmp_path)
-    message = (
-        r"mode triton_w8a16 does not fit .*h\.0\.attn\.c_attn is stored as \[inputs, outputs\] .*fit: .*triton_int8kv"
-    )
-    with pytest.raises(ConfigError, match=message) as error:
-        LoadedModel(tmp_path, registry=registry_of(str(FILE), "quantization"), modes=["triton_w8a16"])
-    assert "model_format_hf" in str(error.value) and "triton_w4a16" not in str(error.value)
-
-
 def test_a_file_with_masks_and_one_that_lacks_a_matrix(registry: Any, tmp_path: Path) -> None:
     theirs = small_model(ARCHITECTURE)
     theirs.save_pretrained(tmp_path)

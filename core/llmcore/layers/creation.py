@@ -44,8 +44,7 @@ def create_linears(
     share a weight, unless the checkpoint has quantized tensors for them. Experts that the checkpoint has stacked are
     plain too.
 
-    Raises ConfigError for a linear that cannot be cut over the ranks of its mesh group in its method's multiples, and
-    for a quantized one that `names` transposes.
+    Raises ConfigError for a linear that cannot be cut over the ranks of its mesh group in its method's multiples.
     """
     leaves: dict[str, set[str]] = defaultdict(set)
     for name in stored:
@@ -80,11 +79,6 @@ def _linear_method(
     if not modules or (tied and any(leaves.get(module, PLAIN) <= PLAIN for module in modules)):
         return None
     method = method_for(modules)
-    if method is not None and any(names.transposes(f"{module}.weight") for module in modules):
-        raise ConfigError(
-            f"{modules[0]} is stored as [inputs, outputs] (WeightMap.transpose), and quantized weights are "
-            "[outputs, inputs]; use the model's unquantized checkpoint without a mode that quantizes weights"
-        )
     if tied and method is not None:
         linear.build.notes[name] = "quantized in the checkpoint, although config.json ties it to the embedding"
     return method

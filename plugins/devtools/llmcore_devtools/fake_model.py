@@ -20,6 +20,7 @@ from llmcore_devtools.faulty_engine import StepFaults, echoing
 _BASE = 128
 """Digits are below this, so that every dtype holds them exactly."""
 _DIGITS = 4
+_END_SCORE = -30.0
 
 
 class FakeModel(nn.Module):
@@ -53,11 +54,15 @@ class FakeModel(nn.Module):
         return hidden if step.sampled is None else hidden[step.sampled], None
 
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Logits in which the answer is well above pseudo-random scores."""
-        hashes = _number(hidden)
-        vocabulary = torch.arange(self.config.vocab_size, device=hidden.device)
+        """Logits in which the answer is well above pseudo-random scores.
+
+        An end token is far below them, so a sampled answer is as long as its request asks.
+        """
+        config, hashes = self.config, _number(hidden)
+        vocabulary = torch.arange(config.vocab_size, device=hidden.device)
         scores = ((hashes[:, None] * 31 + vocabulary * 40503) % 997).float() / 125
         scores.scatter_(1, (hashes % ANSWERS)[:, None], 11.0)
+        scores[:, list(config.eos_ids)] = _END_SCORE
         if self._faults is not None:
             self._faults.scores(scores, hidden)
         return scores.masked_fill(hidden.isnan().any(1, keepdim=True), torch.nan)

@@ -11,7 +11,9 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,8 +25,9 @@ from llmcore_server.messages import LastWords, Launch, Outlet, encode_launch
 from llmcore_server.supervisor.rundir import CONTROL, RunDirectory
 from llmcore_server.supervisor.watchdog import Clock
 
-STACKS_SECONDS = 0.5
-"""The time that a hung process has to write its stacks before it is killed."""
+STACKS_SECONDS = 3.0
+"""The most time that a hung process has to write its stacks before it is killed. It writes at once if it gets a core."""
+_LOOK_SECONDS = 0.1
 
 _MOST_WORDS = 1 << 17
 
@@ -131,11 +134,17 @@ class Child:
             self._end_group()
             self._process.wait()
 
-    def kill_with_stacks(self) -> None:
-        """Let a process that hangs write the stacks of its threads to its log, then end it."""
+    def kill_with_stacks(self, log: Path) -> None:
+        """Let a process that hangs write the stacks of its threads to `log`, then end it."""
+        before = last = _size(log)
         self.send(signal.SIGUSR1)
         self.send(signal.SIGCONT)  # one that was stopped takes no signal before it goes on
-        self.wait(STACKS_SECONDS)
+        end = time.monotonic() + STACKS_SECONDS
+        while not self.wait(_LOOK_SECONDS) and time.monotonic() < end:
+            size = _size(log)
+            if before < size == last:
+                break
+            last = size
         self.kill()
 
     def tell(self, message: object) -> None:
@@ -154,6 +163,13 @@ class Child:
         # It is not reaped yet, so its number still belongs to it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 @contextlib.contextmanager

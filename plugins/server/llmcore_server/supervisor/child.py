@@ -26,7 +26,7 @@ from llmcore_server.supervisor.rundir import CONTROL, RunDirectory
 from llmcore_server.supervisor.watchdog import Clock
 
 STACKS_SECONDS = 3.0
-"""The most time that a hung process has to write its stacks before it is killed. With a free core it writes at once."""
+"""The most time that a hung process has to write its stacks before it is killed."""
 _LOOK_SECONDS = 0.1
 
 _MOST_WORDS = 1 << 17

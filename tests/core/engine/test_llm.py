@@ -44,6 +44,13 @@ def test_to_the_end_of_the_context(make_llm: MakeLLM) -> None:
     assert (len(result.token_ids), result.finish_reason) == (30, "length")
 
 
+def test_a_sampled_answer_of_the_fake_model_does_not_end_by_chance(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    answers = llm.generate([[i] for i in range(8)], temperature=1.0, seed=7, max_new_tokens=200)
+    assert {(len(answer.token_ids), answer.finish_reason) for answer in answers} == {(200, "length")}
+    assert len({tuple(answer.token_ids[:20]) for answer in answers}) == 8
+
+
 def test_a_chat_template_of_ones_own(make_llm: MakeLLM, tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text("{{ messages[0].content }}!")

@@ -96,6 +96,56 @@ _FROM_U4 = tl.constexpr("""{
 _ASM = tl.constexpr(not INTERPRETED)
 
 
+# Quicker conversions leave what the first summand of a product can do as well: they do not subtract the 1024.
+
+
+@triton.constexpr_function
+def offset(codes: str) -> int:
+    """The number that `quick_rows` and `quick_columns` add to a code."""
+    return {"i8": 1024 + 128, "u8": 1024, "u4": 1024, "e4m3": 0}[codes]
+
+
+@triton.constexpr_function
+def factor(half: int) -> int:
+    """The number by which they multiply a 4-bit code of a byte's lower (0) or upper (1) half."""
+    return 16 if half else 1
+
+
+@triton.constexpr_function
+def _flip(codes: str) -> str:
+    return "xor.b32 n, {}, 0x80808080;" if codes == "i8" else "mov.b32 n, {};"
+
+
+@triton.constexpr_function
+def _halves(half: int) -> str:
+    # 0xea: (a & b) | c
+    return "lop3.b32 {0}, n, " + ("0x00f000f0" if half else "0x000f000f") + ", base, 0xea;"
+
+
+@triton.constexpr_function
+def _quick_rows(codes: str, half: int) -> str:
+    """PTX that makes four f16 of the codes in four bytes."""
+    if codes == "u4":
+        body = f"mov.b32 n, $2; {_halves(half).format('$0')} shr.b32 n, $2, 8; {_halves(half).format('$1')}"
+    elif codes == "e4m3":
+        body = "mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b;"
+    else:
+        body = f"{_flip(codes).format('$2')} prmt.b32 $0, n, 0x64646464, 0x4140; prmt.b32 $1, n, 0x64646464, 0x4342;"
+    return f"{{ .reg .b32 n, base; .reg .b16 a, b; mov.b32 base, 0x64006400; {body} }}"
+
+
+@triton.constexpr_function
+def _quick_columns(codes: str, half: int, odd: int) -> str:
+    """PTX that makes two f16 of the first or second (`odd`) bytes of two pairs of bytes."""
+    if codes == "u4":
+        body = f"shr.b32 n, $1, {8 * odd}; {_halves(half).format('$0')}"
+    elif codes == "e4m3":
+        body = f"prmt.b32 n, $1, 0, {'0x4431' if odd else '0x4420'}; mov.b32 {{a, b}}, n; cvt.rn.f16x2.e4m3x2 $0, a;"
+    else:
+        body = f"{_flip(codes).format('$1')} prmt.b32 $0, n, 0x64646464, {'0x4341' if odd else '0x4240'};"
+    return f"{{ .reg .b32 n, base; .reg .b16 a, b; mov.b32 base, 0x64006400; {body} }}"
+
+
 @triton.jit
 def as_f16(codes, CODES: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns codes of a byte as f16, which holds them exactly.
@@ -121,6 +171,58 @@ def halves_as_f16(pairs, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
     else:
         low, high = (pairs & 15).to(tl.float16), (pairs >> 4).to(tl.float16)
     return low, high
+
+
+@triton.jit
+def quick_rows(codes, CODES: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the codes of bytes [N, W] as f16, each times `factor(HALF)` plus `offset(CODES)`.
+
+    Of 4-bit codes it takes the bytes' lower (HALF 0) or upper halves (1), and their order is that of `swapped`.
+    """
+    if _ASM:
+        ASM: tl.constexpr = _quick_rows(CODES, HALF)
+        rows = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4)
+    elif CODES == "u4":
+        rows = swapped(((codes >> (4 * HALF)) & 15).to(tl.float16) * factor(HALF) + offset(CODES))
+    else:
+        rows = (codes.to(tl.float32) + offset(CODES)).to(tl.float16)
+    return rows
+
+
+@triton.jit
+def quick_columns(pairs, CODES: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same of pairs of bytes [W / 2, N] int16: returns those of the first bytes and those of the second."""
+    if _ASM:
+        EVEN: tl.constexpr = _quick_columns(CODES, HALF, 0)
+        ODD: tl.constexpr = _quick_columns(CODES, HALF, 1)
+        even = tl.inline_asm_elementwise(EVEN, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
+        odd = tl.inline_asm_elementwise(ODD, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
+    else:
+        even, odd = _plain(pairs, CODES, HALF), _plain(pairs >> 8, CODES, HALF)
+    return even, odd
+
+
+@triton.jit
+def _plain(words, CODES: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns what `quick_columns` makes of the lower bytes of words."""
+    code = (words & 255).to(tl.uint8)
+    if CODES == "u4":
+        number = ((code >> (4 * HALF)) & 15).to(tl.float32) * factor(HALF)
+    elif CODES == "i8":
+        number = code.to(tl.int8, bitcast=True).to(tl.float32)
+    elif CODES == "e4m3":
+        number = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        number = code.to(tl.float32)
+    return (number + offset(CODES)).to(tl.float16)
+
+
+@triton.jit
+def swapped(rows):  # type: ignore[no-untyped-def]
+    """Returns [N, W] with the second and third of every four columns swapped."""
+    N: tl.constexpr = rows.shape[0]
+    W: tl.constexpr = rows.shape[1]
+    return tl.reshape(tl.permute(tl.reshape(rows, (N, W // 4, 2, 2)), (0, 1, 3, 2)), (N, W))
 
 
 @triton.jit

@@ -41,7 +41,7 @@ CHUNKS = attention.rows([1, 6, 20, 0], [50, 40, 20, 0])
 
 
 def context(op: str, layout: str, dtype: str = "f16", granule: int = 1, **spec: Any) -> OpContext:
-    sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16, "scale": 0.25, **spec}
+    sizes = {"heads": 4, "kv_heads": 2, "key_size": 32, "value_size": 32, "scale": 0.25, **spec}
     fixed = OpContext(op=op, device=DEVICE, dtype=dtype, layout=layout, granule=granule, bucket=2)
     return replace(fixed, shape=attention.shape_of(AttnSpec(**sizes)))
 
@@ -72,9 +72,12 @@ DECODED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "int8 from a least value, exact": ("token-int8-min", {"dtype": "f32"}),
     "4 bits": ("token-int4", {"dtype": "bf16", "key_size": 64, "value_size": 64, "granule": 16}),
     "4 bits, values shorter than keys": ("token-int4", {"key_size": 64, "value_size": 32}),
+    "4 bits, two tiles": ("token-int4", {"dtype": "bf16", "key_size": 128, "value_size": 128}),
+    "4 bits, one group": ("token-int4-g64", {"dtype": "bf16", "key_size": 64, "value_size": 64}),
     "4 bits, odd sizes": ("token-int4-g8", {"dtype": "f32", "key_size": 40, "value_size": 24}),
     "keys of 8 bits, values of 4": ("token-int8-int4", {"dtype": "bf16", "key_size": 32, "value_size": 64}),
     "fp8": ("token-fp8", {"dtype": "bf16", "soft_cap": 2.0}),
+    "fp8, narrow heads": ("token-fp8", {"key_size": 16, "value_size": 16}),
     "fp8, exact": ("token-fp8", {"dtype": "f32", "granule": 16}),
     "fp8, a scale per token": ("token-fp8-dynamic", {"heads": 3, "kv_heads": 3}),
 }
@@ -219,8 +222,9 @@ def test_instructions_that_make_f16_of_codes(first: int) -> None:
 
 def test_where_products_are_of_f16() -> None:
     for layout in ("token", *QUANTIZED):
-        where = context("attn.gqa.decode", layout, "bf16")
+        where = context("attn.gqa.decode", layout, "bf16", key_size=64, value_size=64)
         assert half(where) == (layout != "token")
         assert not half(replace(where, deterministic=True))
         assert not half(replace(where, dtype="f32"))
     assert not half(context("attn.gqa.decode", "token-int8", "bf16", key_size=24))
+    assert not half(context("attn.gqa.decode", "token-int4", "bf16", key_size=32)), "16 bytes: too few for a tile"

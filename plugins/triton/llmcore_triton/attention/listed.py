@@ -117,9 +117,9 @@ def usual(context: OpContext, **changed: Any) -> Config:
 
 _CODES: Mapping[int, Mapping[str, int]] = {
     0: {"least": 64},
-    2: {"block_n": 64, "stages": 3, "per_processor": 4, "registers": 128},
-    3: {"block_n": 128, "stages": 3, "registers": 168},
-    4: {"block_n": 128, "stages": 3, "registers": 168},
+    2: {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 16, "registers": 128},
+    3: {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 16, "registers": 128},
+    4: {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 16, "registers": 128},
 }
 """Token bucket -> changes of decode's Config over codes, whose conversion takes time. A Hopper's multiprocessor then
 holds four programs, so that 64 rows of 8 KV heads run at once; or three, whose longer steps do less beside the

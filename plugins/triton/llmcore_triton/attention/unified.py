@@ -51,7 +51,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 _CODES: Mapping[bool, Mapping[str, int]] = {
-    False: {"block_m": 16, "block_n": 128, "stages": 3, "registers": 168},
+    False: {"block_m": 16, "block_n": 64, "stages": 3},
     True: {"block_m": 16, "block_n": 64, "stages": 3, "per_processor": 2},
 }
 """For `wide` heads or others: changes of the Config over codes whose products are of f16. Most rows of a mixed step

@@ -112,38 +112,28 @@ def factor(half: int) -> int:
 
 
 @triton.constexpr_function
-def _flip(codes: str) -> str:
-    return "xor.b32 n, {}, 0x80808080;" if codes == "i8" else "mov.b32 n, {};"
-
-
-@triton.constexpr_function
-def _halves(half: int) -> str:
-    # 0xea: (a & b) | c
-    return "lop3.b32 {0}, n, " + ("0x00f000f0" if half else "0x000f000f") + ", base, 0xea;"
-
-
-@triton.constexpr_function
 def _quick_rows(codes: str, half: int) -> str:
-    """PTX that makes four f16 of the codes in four bytes."""
-    if codes == "u4":
-        body = f"mov.b32 n, $2; {_halves(half).format('$0')} shr.b32 n, $2, 8; {_halves(half).format('$1')}"
-    elif codes == "e4m3":
-        body = "mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b;"
-    else:
-        body = f"{_flip(codes).format('$2')} prmt.b32 $0, n, 0x64646464, 0x4140; prmt.b32 $1, n, 0x64646464, 0x4342;"
-    return f"{{ .reg .b32 n, base; .reg .b16 a, b; mov.b32 base, 0x64006400; {body} }}"
+    """PTX that makes four f16 of four bytes."""
+    if codes == "e4m3":
+        return str(_FROM_E4M3.value)
+    change = {"i8": "xor.b32 n, $2, 0x80808080;", "u8": "mov.b32 n, $2;", "u4": f"and.b32 n, $2, {0x0F0F0F0F << 4 * half};"}
+    spread = "prmt.b32 $0, n, 0x64646464, 0x4140; prmt.b32 $1, n, 0x64646464, 0x4342;"
+    return f"{{ .reg .b32 n; {change[codes]} {spread} }}"
 
 
 @triton.constexpr_function
 def _quick_columns(codes: str, half: int, odd: int) -> str:
     """PTX that makes two f16 of the first or second (`odd`) bytes of two pairs of bytes."""
-    if codes == "u4":
-        body = f"shr.b32 n, $1, {8 * odd}; {_halves(half).format('$0')}"
-    elif codes == "e4m3":
-        body = f"prmt.b32 n, $1, 0, {'0x4431' if odd else '0x4420'}; mov.b32 {{a, b}}, n; cvt.rn.f16x2.e4m3x2 $0, a;"
+    if codes == "e4m3":
+        body = f"prmt.b32 n, $1, 0, {0x4431 if odd else 0x4420}; mov.b32 {{a, b}}, n; cvt.rn.f16x2.e4m3x2 $0, a;"
+    elif codes == "u4":
+        # 0xea: (n & bits) | f16 numbers of 1024, one of which fits into an instruction
+        bits = 0x00F000F0 if half else 0x000F000F
+        body = f"shr.b32 n, $1, {8 * odd}; mov.b32 base, 0x64006400; lop3.b32 $0, n, {bits}, base, 0xea;"
     else:
-        body = f"{_flip(codes).format('$1')} prmt.b32 $0, n, 0x64646464, {'0x4341' if odd else '0x4240'};"
-    return f"{{ .reg .b32 n, base; .reg .b16 a, b; mov.b32 base, 0x64006400; {body} }}"
+        change = "xor.b32 n, $1, 0x80808080;" if codes == "i8" else "mov.b32 n, $1;"
+        body = f"{change} prmt.b32 $0, n, 0x64646464, {0x4341 if odd else 0x4240};"
+    return f"{{ .reg .b32 n, base; .reg .b16 a, b; {body} }}"
 
 
 @triton.jit
@@ -177,13 +167,13 @@ def halves_as_f16(pairs, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
 def quick_rows(codes, CODES: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the codes of bytes [N, W] as f16, each times `factor(HALF)` plus `offset(CODES)`.
 
-    Of 4-bit codes it takes the bytes' lower (HALF 0) or upper halves (1), and their order is that of `swapped`.
+    Of 4-bit codes it takes the bytes' lower (HALF 0) or upper halves (1).
     """
     if _ASM:
         ASM: tl.constexpr = _quick_rows(CODES, HALF)
         rows = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4)
     elif CODES == "u4":
-        rows = swapped(((codes >> (4 * HALF)) & 15).to(tl.float16) * factor(HALF) + offset(CODES))
+        rows = ((codes >> (4 * HALF)) & 15).to(tl.float16) * factor(HALF) + offset(CODES)
     else:
         rows = (codes.to(tl.float32) + offset(CODES)).to(tl.float16)
     return rows
@@ -215,14 +205,6 @@ def _plain(words, CODES: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-u
     else:
         number = code.to(tl.float32)
     return (number + offset(CODES)).to(tl.float16)
-
-
-@triton.jit
-def swapped(rows):  # type: ignore[no-untyped-def]
-    """Returns [N, W] with the second and third of every four columns swapped."""
-    N: tl.constexpr = rows.shape[0]
-    W: tl.constexpr = rows.shape[1]
-    return tl.reshape(tl.permute(tl.reshape(rows, (N, W // 4, 2, 2)), (0, 1, 3, 2)), (N, W))
 
 
 @triton.jit

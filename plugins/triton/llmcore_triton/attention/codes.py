@@ -26,7 +26,6 @@ from llmcore_triton.quantized_kv import (
     offset,
     quick_columns,
     quick_rows,
-    swapped,
 )
 from llmcore_triton.specs.layouts import QUANTIZED, Form
 
@@ -42,17 +41,24 @@ def half(context: OpContext) -> bool:
 
     Under `deterministic` they are not: the numbers of a token are those of `gather` wherever they are read.
     """
+    sides = _sides(context)
+    return bool(sides) and context.dtype != "f32" and not context.deterministic and all(_fits(*side) for side in sides)
+
+
+def several(context: OpContext) -> bool:
+    """True if heads of the context's layout have several marks."""
+    return any(0 < form.group < size for form, size in _sides(context))
+
+
+def _sides(context: OpContext) -> list[tuple[Form, int]]:
+    """Returns the forms and sizes of keys and of values, or [] if the layout does not quantize."""
     spec = spec_of(context)
-    forms = QUANTIZED.get(str(context.layout))
-    if forms is None or context.dtype == "f32" or context.deterministic:
-        return False
-    return all(_fits(form, size) for form, size in zip(forms, (spec.key_size, spec.value_size), strict=True))
+    return list(zip(QUANTIZED.get(str(context.layout), ()), (spec.key_size, spec.value_size), strict=False))
 
 
 def _fits(form: Form, size: int) -> bool:
-    several = 0 < form.group < size
-    whole = size >= 16 and size & (size - 1) == 0
-    return whole and (several or bool(tiled(size, form.codes, 0 if form.fixed else size)))
+    grouped = 0 < form.group < size
+    return size >= 16 and size & (size - 1) == 0 and (grouped or bool(tiled(size, form.codes, 0)))
 
 
 @triton.constexpr_function
@@ -180,7 +186,7 @@ def attend_codes(  # type: ignore[no-untyped-def]
                 pairs = tl.load(words + slot[None, :] * (v_stride // 2) + at[:, None], mask=there[None, :], other=0)
                 for h in tl.static_range(V_HEAP):
                     scale = scales[group_of(h, i, V_SIZE, V_CODES, V_GROUP)]
-                    weights = (p * (scale * shrink * (1.0 / factor(h)))[:, None]).to(tl.float16)
+                    weights = (p * (scale * (shrink * (1.0 / factor(h))))[:, None]).to(tl.float16)
                     even, odd = quick_columns(pairs, V_CODES, h)
                     even_acc = accs[2 * (i * V_HEAP + h)] * keep[None, :]
                     odd_acc = accs[2 * (i * V_HEAP + h) + 1] * keep[None, :]
@@ -241,7 +247,7 @@ def query_tiles(x, CODES: tl.constexpr, TILES: tl.constexpr):  # type: ignore[no
     for j in tl.static_range(TILES * HEAP):
         part = parts[j]
         if HEAP > 1:
-            part = swapped((part * (1.0 / factor(j // TILES))).to(tl.float16))
+            part = (part * (1.0 / factor(j // TILES))).to(tl.float16)
         xs = xs + (part,)
         sums = sums + (tl.sum(part.to(tl.float32), 1),)
     return xs, sums
@@ -267,11 +273,10 @@ def tiled_scores(  # type: ignore[no-untyped-def]
             at_group = group_of(h, i, SIZE, CODES, GROUP)
             scale, least = mark_of(marks, head, slot, there, at_group, HEADS, SIZE, CODES, GROUP)
             subtract = tl.broadcast_to((total * -offset(CODES))[None, :], (N, M))
-            part = tl.dot(quick_rows(tile, CODES, h), tl.trans(x), subtract) * (scale * unit)[:, None]
+            scores += tl.dot(quick_rows(tile, CODES, h), tl.trans(x), subtract) * scale[:, None]
             if counted(CODES):
-                part += (least * unit)[:, None] * (total * factor(h))[None, :]
-            scores += part
-    return scores
+                scores += least[:, None] * (total * factor(h))[None, :]
+    return scores * unit
 
 
 @triton.jit

@@ -18,10 +18,10 @@ from llmcore.layers import spec_of
 from triton import next_power_of_2
 
 from llmcore_triton import launch
+from llmcore_triton.attention.codes import half, several
 from llmcore_triton.attention.merge import merge_row, merge_tile
 from llmcore_triton.attention.stored import element_bytes, pools
 from llmcore_triton.attention.work import Planner
-from llmcore_triton.specs.layouts import QUANTIZED
 
 
 class Scratch:
@@ -115,21 +115,21 @@ def usual(context: OpContext, **changed: Any) -> Config:
     return fitting(context, config)
 
 
-_CODES: Mapping[int, Mapping[str, int]] = {
-    0: {"least": 64},
-    2: {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 16, "registers": 128},
-    3: {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 16, "registers": 128},
-    4: {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 16, "registers": 128},
-}
-"""Token bucket -> changes of decode's Config over codes, whose conversion takes time. A Hopper's multiprocessor then
-holds four programs, so that 64 rows of 8 KV heads run at once; or three, whose longer steps do less beside the
-conversion for each token. Chosen by counting instructions, not measured."""
-
 _WIDE = 128
-"""Elements of the widest head whose blocks over codes fit into the registers that `_CODES` leaves."""
+"""Elements of the widest head that is not `wide`."""
 
-_WIDE_CODES = {"block_n": 64, "stages": 3, "registers": 168}
-"""The same for wider heads, if there are many tokens."""
+_CODES: Mapping[str, Mapping[str, int]] = {
+    "usual": {"block_n": 64, "warps": 2, "stages": 3, "per_processor": 8, "registers": 128},
+    "many rows": {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 16, "registers": 128},
+    "many marks": {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 12},
+    "wide": {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 8},
+}
+"""Changes of decode's Config over codes. A conversion takes time in which a program loads nothing, so that many small
+programs are faster than few large ones: on an H200 256 rows of 576 tokens took 113 us with four warps each, 81 with
+two and 78 with one. The first two were measured (`scripts/kv_decode.py`)."""
+
+_FEW_TOKENS = 64
+"""The least tokens of a chunk of a single row over codes, which are read in half the time."""
 
 
 def wide(context: OpContext) -> bool:
@@ -140,8 +140,12 @@ def wide(context: OpContext) -> bool:
 
 def decoding(context: OpContext) -> Config:
     """Returns the Config of a kernel for one query token per row that has not been measured."""
-    changes = _CODES.get(context.bucket, {}) if context.layout in QUANTIZED else {}
-    return usual(context, **(_WIDE_CODES if "registers" in changes and wide(context) else changes))
+    if not half(context):
+        return usual(context)
+    rows = "many rows" if context.bucket > 3 else "usual"
+    kind = "wide" if wide(context) else "many marks" if several(context) else rows
+    least = {"least": _FEW_TOKENS} if context.bucket == 0 else {}
+    return usual(context, **_CODES[kind], **least)
 
 
 def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:

@@ -51,8 +51,8 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 _CODES: Mapping[bool, Mapping[str, int]] = {
-    False: {"block_m": 16, "block_n": 64, "stages": 3},
-    True: {"block_m": 16, "block_n": 64, "stages": 3, "per_processor": 2},
+    False: {"block_m": 16, "block_n": 32, "warps": 1, "stages": 3, "per_processor": 8},
+    True: {"block_m": 16, "block_n": 32, "warps": 2, "stages": 3, "per_processor": 4},
 }
 """For `wide` heads or others: changes of the Config over codes whose products are of f16. Most rows of a mixed step
 decode. In a tile of 64 a row takes twice the instructions and all registers. Chosen by counting, not measured."""

@@ -59,23 +59,7 @@ def counted(codes: str) -> bool:
 # --- decoding ----------------------------------------------------------------------------------------------------
 
 # The bits 0x6400 | n are the f16 number 1024 + n. An int8 is the byte n - 128.
-_BYTES = """{{
-    .reg .b32 n, zero;
-    xor.b32 n, $2, 0x{flip:08x};
-    mov.b32 zero, 0x{zero:08x};
-    prmt.b32 $0, n, 0x64646464, 0x4140;
-    prmt.b32 $1, n, 0x64646464, 0x4342;
-    sub.f16x2 $0, $0, zero;
-    sub.f16x2 $1, $1, zero;
-}}"""
-_FROM_I8 = tl.constexpr(_BYTES.format(flip=0x80808080, zero=0x64806480))
-_FROM_U8 = tl.constexpr(_BYTES.format(flip=0, zero=0x64006400))
-_FROM_E4M3 = tl.constexpr("""{
-    .reg .b16 a, b;
-    mov.b32 {a, b}, $2;
-    cvt.rn.f16x2.e4m3x2 $0, a;
-    cvt.rn.f16x2.e4m3x2 $1, b;
-}""")
+_FLIPPED = {"i8": "xor.b32 n, {codes}, 0x80808080;", "u8": "mov.b32 n, {codes};"}
 _FROM_U4 = tl.constexpr("""{
     .reg .b32 low, high, zero;
     and.b32 low, $4, 0x0f0f0f0f;
@@ -91,69 +75,81 @@ _FROM_U4 = tl.constexpr("""{
     sub.f16x2 $2, $2, zero;
     sub.f16x2 $3, $3, zero;
 }""")
-"""PTX that makes f16 of four bytes of codes, or of the lower and the upper halves of four bytes."""
+"""PTX that makes f16 of the lower and the upper halves of four bytes."""
 
 _ASM = tl.constexpr(not INTERPRETED)
 
 
-# Quicker conversions leave what the first summand of a product can do as well: they do not subtract the 1024.
-
-
 @triton.constexpr_function
 def offset(codes: str) -> int:
-    """The number that `quick_rows` and `quick_columns` add to a code."""
-    return {"i8": 1024 + 128, "u8": 1024, "u4": 1024, "e4m3": 0}[codes]
+    """The number that `raised_rows` and `raised_columns` add to codes of a byte. f16 holds the sum exactly."""
+    return {"i8": 1024 + 128, "u8": 1024, "e4m3": 0}[codes]
 
 
 @triton.constexpr_function
-def factor(half: int) -> int:
-    """The number by which they multiply a 4-bit code of a byte's lower (0) or upper (1) half."""
-    return 16 if half else 1
-
-
-@triton.constexpr_function
-def _quick_rows(codes: str, half: int) -> str:
+def _of_four(codes: str) -> str:
     """PTX that makes four f16 of four bytes."""
     if codes == "e4m3":
-        return str(_FROM_E4M3.value)
-    change = {"i8": "xor.b32 n, $2, 0x80808080;", "u8": "mov.b32 n, $2;", "u4": f"and.b32 n, $2, {0x0F0F0F0F << 4 * half};"}
-    spread = "prmt.b32 $0, n, 0x64646464, 0x4140; prmt.b32 $1, n, 0x64646464, 0x4342;"
-    return f"{{ .reg .b32 n; {change[codes]} {spread} }}"
+        body = "mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b;"
+    else:
+        flipped = _FLIPPED[codes].format(codes="$2")
+        body = f"{flipped} prmt.b32 $0, n, 0x64646464, 0x4140; prmt.b32 $1, n, 0x64646464, 0x4342;"
+    return f"{{ .reg .b32 n; .reg .b16 a, b; {body} }}"
 
 
 @triton.constexpr_function
-def _quick_columns(codes: str, half: int, odd: int) -> str:
-    """PTX that makes two f16 of the first or second (`odd`) bytes of two pairs of bytes."""
+def _of_two(codes: str, odd: int) -> str:
+    """PTX that makes two f16 of the first bytes of two pairs, or of the second bytes if `odd`."""
     if codes == "e4m3":
         body = f"prmt.b32 n, $1, 0, {0x4431 if odd else 0x4420}; mov.b32 {{a, b}}, n; cvt.rn.f16x2.e4m3x2 $0, a;"
-    elif codes == "u4":
-        # 0xea: (n & bits) | f16 numbers of 1024, one of which fits into an instruction
-        bits = 0x00F000F0 if half else 0x000F000F
-        body = f"shr.b32 n, $1, {8 * odd}; mov.b32 base, 0x64006400; lop3.b32 $0, n, {bits}, base, 0xea;"
     else:
-        change = "xor.b32 n, $1, 0x80808080;" if codes == "i8" else "mov.b32 n, $1;"
-        body = f"{change} prmt.b32 $0, n, 0x64646464, {0x4341 if odd else 0x4240};"
-    return f"{{ .reg .b32 n, base; .reg .b16 a, b; {body} }}"
+        flipped = _FLIPPED[codes].format(codes="$1")
+        body = f"{flipped} prmt.b32 $0, n, 0x64646464, {0x4341 if odd else 0x4240};"
+    return f"{{ .reg .b32 n; .reg .b16 a, b; {body} }}"
 
 
 @triton.jit
-def as_f16(codes, CODES: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns codes of a byte as f16, which holds them exactly.
+def raised_rows(codes, CODES: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns codes of a byte plus `offset(CODES)` as f16.
 
     SPREAD: the numbers pass through shared memory, because they are an operand of a product over tokens, or of two
     products. The compiler does not move an impure conversion behind shared memory. It would then not load codes ahead.
     """
     if _ASM:
-        ASM: tl.constexpr = _FROM_I8 if CODES == "i8" else _FROM_U8 if CODES == "u8" else _FROM_E4M3
+        ASM: tl.constexpr = _of_four(CODES)
         rows = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=not SPREAD, pack=4)
     else:
-        rows = codes.to(tl.float32).to(tl.float16)
+        rows = (codes.to(tl.float32) + offset(CODES)).to(tl.float16)
+    return rows
+
+
+@triton.jit
+def raised_columns(pairs, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns two blocks: the first bytes of `pairs` (int16), and their second bytes, each as in `raised_rows`."""
+    if _ASM:
+        EVEN: tl.constexpr = _of_two(CODES, 0)
+        ODD: tl.constexpr = _of_two(CODES, 1)
+        even = tl.inline_asm_elementwise(EVEN, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
+        odd = tl.inline_asm_elementwise(ODD, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
+    else:
+        KIND: tl.constexpr = tl.int8 if CODES == "i8" else tl.uint8 if CODES == "u8" else tl.float8e4nv
+        even = raised_rows((pairs & 255).to(tl.uint8).to(KIND, bitcast=True), CODES, False)
+        odd = raised_rows((pairs >> 8).to(tl.uint8).to(KIND, bitcast=True), CODES, False)
+    return even, odd
+
+
+@triton.jit
+def as_f16(codes, CODES: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns codes of a byte as f16, which holds them exactly. For SPREAD see `raised_rows`."""
+    rows = raised_rows(codes, CODES, SPREAD)
+    if offset(CODES) > 0:
+        rows -= offset(CODES)
     return rows
 
 
 @triton.jit
 def halves_as_f16(pairs, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the lower and the upper 4-bit codes as f16. For SPREAD see `as_f16`."""
+    """Returns the lower and the upper 4-bit codes as f16. For SPREAD see `raised_rows`."""
     if _ASM:
         low, high = tl.inline_asm_elementwise(
             _FROM_U4, "=r,=r,=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=not SPREAD, pack=4
@@ -161,50 +157,6 @@ def halves_as_f16(pairs, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
     else:
         low, high = (pairs & 15).to(tl.float16), (pairs >> 4).to(tl.float16)
     return low, high
-
-
-@triton.jit
-def quick_rows(codes, CODES: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the codes of bytes [N, W] as f16, each times `factor(HALF)` plus `offset(CODES)`.
-
-    Of 4-bit codes it takes the bytes' lower (HALF 0) or upper halves (1).
-    """
-    if _ASM:
-        ASM: tl.constexpr = _quick_rows(CODES, HALF)
-        rows = tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4)
-    elif CODES == "u4":
-        rows = ((codes >> (4 * HALF)) & 15).to(tl.float16) * factor(HALF) + offset(CODES)
-    else:
-        rows = (codes.to(tl.float32) + offset(CODES)).to(tl.float16)
-    return rows
-
-
-@triton.jit
-def quick_columns(pairs, CODES: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The same of pairs of bytes [W / 2, N] int16: returns those of the first bytes and those of the second."""
-    if _ASM:
-        EVEN: tl.constexpr = _quick_columns(CODES, HALF, 0)
-        ODD: tl.constexpr = _quick_columns(CODES, HALF, 1)
-        even = tl.inline_asm_elementwise(EVEN, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
-        odd = tl.inline_asm_elementwise(ODD, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
-    else:
-        even, odd = _plain(pairs, CODES, HALF), _plain(pairs >> 8, CODES, HALF)
-    return even, odd
-
-
-@triton.jit
-def _plain(words, CODES: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns what `quick_columns` makes of the lower bytes of words."""
-    code = (words & 255).to(tl.uint8)
-    if CODES == "u4":
-        number = ((code >> (4 * HALF)) & 15).to(tl.float32) * factor(HALF)
-    elif CODES == "i8":
-        number = code.to(tl.int8, bitcast=True).to(tl.float32)
-    elif CODES == "e4m3":
-        number = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    else:
-        number = code.to(tl.float32)
-    return (number + offset(CODES)).to(tl.float16)
 
 
 @triton.jit

@@ -68,11 +68,11 @@ DECODED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "int8, exact": ("token-int8", {"dtype": "f32", "heads": 2}),
     "groups of int8": ("token-int8-g8", {"dtype": "bf16"}),
     "int8 from a least value": ("token-int8-min", {"dtype": "bf16", "soft_cap": 2.0}),
+    "int8 from a least value, wider values": ("token-int8-min", {"dtype": "bf16", "value_size": 64}),
     "int8 from a least value, odd sizes": ("token-int8-min", {"key_size": 24, "value_size": 40, "granule": 16}),
     "int8 from a least value, exact": ("token-int8-min", {"dtype": "f32"}),
     "4 bits": ("token-int4", {"dtype": "bf16", "key_size": 64, "value_size": 64, "granule": 16}),
     "4 bits, values shorter than keys": ("token-int4", {"key_size": 64, "value_size": 32}),
-    "4 bits, two tiles": ("token-int4", {"dtype": "bf16", "key_size": 128, "value_size": 128}),
     "4 bits, one group": ("token-int4-g64", {"dtype": "bf16", "key_size": 64, "value_size": 64}),
     "4 bits, odd sizes": ("token-int4-g8", {"dtype": "f32", "key_size": 40, "value_size": 24}),
     "keys of 8 bits, values of 4": ("token-int8-int4", {"dtype": "bf16", "key_size": 32, "value_size": 64}),
@@ -90,15 +90,19 @@ def test_decode(case: str) -> None:
     held_to_gather(where, gqa_flashdecoding.make_with(where, SPLITTING), DECODE)
 
 
-def test_the_configuration_that_is_taken_unmeasured() -> None:
-    where = replace(context("attn.gqa.decode", "token-int8", "bf16"), bucket=3)
+@pytest.mark.parametrize(("bucket", "warps", "least"), [(0, 2, 64), (3, 2, 128), (4, 1, 128)])
+def test_the_configuration_that_is_taken_unmeasured(bucket: int, warps: int, least: int) -> None:
+    where = replace(context("attn.gqa.decode", "token-int8", "bf16"), bucket=bucket)
     kernel = gqa_flashdecoding.make(where)
-    assert (kernel.config.block_n, kernel.config.registers) == (128, 168)
+    assert (kernel.config.warps, kernel.config.least, kernel.config.registers) == (warps, least, 128)
     held_to_gather(where, kernel, DECODE)
+
+
+def test_without_f16_products_the_configuration_is_that_of_plain_kv() -> None:
+    where = context("attn.gqa.decode", "token-int8", "bf16")
     plain = gqa_flashdecoding.make(replace(where, layout="token")).config
-    assert plain == gqa_flashdecoding.make(replace(where, bucket=1, layout="token")).config
-    few = gqa_flashdecoding.make(replace(where, bucket=0)).config
-    assert few == replace(plain, least=64)
+    assert gqa_flashdecoding.make(where).config != plain
+    assert gqa_flashdecoding.make(replace(where, deterministic=True)).config == plain
 
 
 def test_wide_heads_take_smaller_blocks() -> None:
@@ -201,11 +205,21 @@ def ran(ptx: str, word: int, outputs: int) -> list[float]:
         "shr.b32": rshift,
         "prmt.b32": picked,
         "sub.f16x2": lambda a, b: int((halves(a) - halves(b)).view(np.uint32)[0]),
+        "cvt.rn.f16x2.e4m3x2": lambda a: int(
+            torch.tensor([a & 255, a >> 8], dtype=torch.uint8)
+            .view(torch.float8_e4m3fn)
+            .half()
+            .numpy()
+            .view(np.uint32)[0]
+        ),
     }
     for line in ptx.strip("{} \n").split(";")[:-1]:
         name, _, rest = line.strip().partition(" ")
-        if name != ".reg":
-            target, *sources = (part.strip() for part in rest.split(","))
+        target, *sources = (part.strip(" {}") for part in rest.split(","))
+        if rest.startswith("{"):
+            # the halves of a register
+            registers[target], registers[sources[0]] = value(sources[1]) & 0xFFFF, value(sources[1]) >> 16
+        elif name != ".reg":
             registers[target] = does[name](*map(value, sources))
     return np.concatenate([halves(registers[f"${index}"]) for index in range(outputs)]).tolist()
 
@@ -215,8 +229,15 @@ def test_instructions_that_make_f16_of_codes(first: int) -> None:
     """A GPU runs them; the interpreter does not."""
     codes = np.arange(first, first + 4, dtype=np.uint8)
     word = int(codes.view(np.uint32)[0])
-    assert ran(quantized_kv._FROM_I8.value, word, 2) == codes.view(np.int8).tolist()
-    assert ran(quantized_kv._FROM_U8.value, word, 2) == codes.tolist()
+    for name, numbers in (("i8", codes.view(np.int8)), ("u8", codes)):
+        raised = (numbers.astype(int) + quantized_kv.offset(name)).tolist()
+        assert ran(quantized_kv._of_four(name), word, 2) == raised
+        assert ran(quantized_kv._of_two(name, 0), word, 1) == raised[::2]
+        assert ran(quantized_kv._of_two(name, 1), word, 1) == raised[1::2]
+    fp8 = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().nan_to_num(0.0).tolist()
+    assert np.nan_to_num(ran(quantized_kv._of_four("e4m3"), word, 2), nan=0.0).tolist() == fp8
+    assert np.nan_to_num(ran(quantized_kv._of_two("e4m3", 0), word, 1), nan=0.0).tolist() == fp8[::2]
+    assert np.nan_to_num(ran(quantized_kv._of_two("e4m3", 1), word, 1), nan=0.0).tolist() == fp8[1::2]
     assert ran(quantized_kv._FROM_U4.value, word, 4) == [*(codes & 15).tolist(), *(codes >> 4).tolist()]
 
 
@@ -227,4 +248,4 @@ def test_where_products_are_of_f16() -> None:
         assert not half(replace(where, deterministic=True))
         assert not half(replace(where, dtype="f32"))
     assert not half(context("attn.gqa.decode", "token-int8", "bf16", key_size=24))
-    assert not half(context("attn.gqa.decode", "token-int4", "bf16", key_size=32)), "16 bytes: too few for a tile"
+    assert not half(context("attn.gqa.decode", "token-int8", "bf16", key_size=16)), "8 pairs are too few rows"

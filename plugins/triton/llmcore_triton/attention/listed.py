@@ -18,7 +18,7 @@ from llmcore.layers import spec_of
 from triton import next_power_of_2
 
 from llmcore_triton import launch
-from llmcore_triton.attention.codes import half, several
+from llmcore_triton.attention.codes import by_element, half
 from llmcore_triton.attention.merge import merge_row, merge_tile
 from llmcore_triton.attention.stored import element_bytes, pools
 from llmcore_triton.attention.work import Planner
@@ -121,12 +121,12 @@ _WIDE = 128
 _CODES: Mapping[str, Mapping[str, int]] = {
     "usual": {"block_n": 64, "warps": 2, "stages": 3, "per_processor": 8, "registers": 128},
     "many rows": {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 16, "registers": 128},
-    "many marks": {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 12},
-    "wide": {"block_n": 32, "warps": 1, "stages": 3, "per_processor": 8},
+    "by element": {"block_n": 128, "stages": 3, "per_processor": 4, "registers": 128},
+    "wide": {"block_n": 64, "stages": 3, "registers": 168},
 }
-"""Changes of decode's Config over codes. A conversion takes time in which a program loads nothing, so that many small
-programs are faster than few large ones: on an H200 256 rows of 576 tokens took 113 us with four warps each, 81 with
-two and 78 with one. The first two were measured (`scripts/kv_decode.py`)."""
+"""Changes of decode's Config over codes. Over codes with one mark a head, many small programs hide what conversion
+takes: with 1, 2 and 4 warps 256 rows of 576 tokens took 78, 81 and 112 us on an H200 (`scripts/kv_decode.py`), and 128
+rows 50, 42 and 58. All but "wide" were chosen so."""
 
 _FEW_TOKENS = 64
 """The least tokens of a chunk of a single row over codes, which are read in half the time."""
@@ -138,12 +138,18 @@ def wide(context: OpContext) -> bool:
     return max(spec.key_size, spec.value_size) > _WIDE
 
 
+def kind_of(context: OpContext) -> str:
+    """Returns which launch configuration of products of f16 the context's heads need."""
+    return "wide" if wide(context) else "by element" if by_element(context) else "usual"
+
+
 def decoding(context: OpContext) -> Config:
     """Returns the Config of a kernel for one query token per row that has not been measured."""
     if not half(context):
         return usual(context)
-    rows = "many rows" if context.bucket > 3 else "usual"
-    kind = "wide" if wide(context) else "many marks" if several(context) else rows
+    kind = kind_of(context)
+    if kind == "usual" and context.bucket > 3:
+        kind = "many rows"
     least = {"least": _FEW_TOKENS} if context.bucket == 0 else {}
     return usual(context, **_CODES[kind], **least)
 

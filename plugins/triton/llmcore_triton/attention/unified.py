@@ -16,7 +16,7 @@ from llmcore.api import OpContext
 from llmcore_triton import tuned
 from llmcore_triton.attention.codes import half
 from llmcore_triton.attention.grouped import Grouped
-from llmcore_triton.attention.listed import Config, timed, usual, wide
+from llmcore_triton.attention.listed import Config, kind_of, timed, usual, wide
 
 KERNEL = "unified"
 
@@ -50,17 +50,18 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
             yield vars(replace(config, block_m=block_m))
 
 
-_CODES: Mapping[bool, Mapping[str, int]] = {
-    False: {"block_m": 16, "block_n": 32, "warps": 1, "stages": 3, "per_processor": 8},
-    True: {"block_m": 16, "block_n": 32, "warps": 2, "stages": 3, "per_processor": 4},
+_CODES: Mapping[str, Mapping[str, int]] = {
+    "usual": {"block_m": 16, "block_n": 32, "warps": 1, "stages": 3, "per_processor": 8},
+    "by element": {"block_m": 16, "block_n": 128, "stages": 3, "registers": 168},
+    "wide": {"block_m": 16, "block_n": 64, "stages": 3, "per_processor": 2},
 }
-"""For `wide` heads or others: changes of the Config over codes whose products are of f16. Most rows of a mixed step
-decode. In a tile of 64 a row takes twice the instructions and all registers. Chosen by counting, not measured."""
+"""Changes of the Config over codes whose products are of f16. Most rows of a mixed step decode. In a tile of 64 a row
+takes twice the instructions and all registers. Chosen by counting, not measured."""
 
 
 def _default(context: OpContext) -> Config:
     if half(context):
-        return usual(context, **_CODES[wide(context)])
+        return usual(context, **_CODES[kind_of(context)])
     # folding holds a second accumulator in registers, so steps are smaller, and more of them are in flight
     block_n, stages = (32, 5) if context.deterministic else (64, 3)
     return usual(context, block_m=64, block_n=block_n, stages=stages, warps=8 if wide(context) else 4)

@@ -24,6 +24,9 @@ if [[ ! -f $stamp || $(<"$stamp") != "$digest" ]]; then
     if [[ $("$venv/bin/python" --version 2>/dev/null) != "$version" ]] || ! "$venv/bin/python" -c 'import pip'; then
         "$python" -m venv --clear "$venv"
     fi
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    # What builds the distributions is installed once: pip would make an environment with it for each of them.
+    backend=$(sed -n 's/^requires = \["\(.*\)"\]$/\1/p' pyproject.toml)
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$backend"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation "$@"
 fi
 echo "$digest" >"$stamp"

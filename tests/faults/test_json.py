@@ -10,13 +10,17 @@ import pytest
 from bad_input import CHAT, COMPLETION, NATIVE, NOT_JSON, STRANGE, cases, put, refused
 from harness import House
 from llmcore_devtools import sockets
+from llmcore_devtools.fake_files import ANSWERS
 from llmcore_lightllm.requests import REFUSED as NATIVE_REFUSED
 from llmcore_lightllm.requests import GenerateRequest, Parameters
 from llmcore_openai.requests import REFUSED, ChatRequest, CompletionRequest, StreamOptions
 
+ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "stop_token_ids": [*range(ANSWERS)]}
+"""Answers end with their first token, also where `max_tokens` -1 asks for as many tokens as fit."""
+
 BODIES: dict[str, tuple[dict[str, Any], type]] = {
-    "/v1/chat/completions": ({**CHAT, "max_tokens": 1}, ChatRequest),
-    "/v1/completions": ({**COMPLETION, "max_tokens": 1}, CompletionRequest),
+    "/v1/chat/completions": ({**CHAT, **ONE_TOKEN}, ChatRequest),
+    "/v1/completions": ({**COMPLETION, **ONE_TOKEN}, CompletionRequest),
     "/generate": ({**NATIVE, "parameters": {"max_new_tokens": 1}}, GenerateRequest),
     "/generate_stream": ({**NATIVE, "parameters": {"max_new_tokens": 1}}, GenerateRequest),
 }

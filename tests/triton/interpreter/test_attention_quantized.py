@@ -105,6 +105,13 @@ def test_without_f16_products_the_configuration_is_that_of_plain_kv() -> None:
     assert gqa_flashdecoding.make(replace(where, deterministic=True)).config == plain
 
 
+def test_small_programs_are_timed_over_codes_alone() -> None:
+    where = context("attn.gqa.decode", "token-int8", "bf16")
+    for layout, small in (("token-int8", True), ("token", False)):
+        found = gqa_flashdecoding.candidates(replace(where, layout=layout))
+        assert any(config["warps"] == 1 for config in found) == small
+
+
 def test_wide_heads_take_smaller_blocks() -> None:
     """Blocks of 128 tokens of heads of 256 elements would not fit into registers."""
     for op, module in (("attn.gqa.decode", gqa_flashdecoding), ("attn.gqa.mixed", unified)):

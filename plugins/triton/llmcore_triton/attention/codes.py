@@ -5,8 +5,8 @@ spare. f16 takes the fewest. It holds all codes exactly, and other numbers more 
 
 If codes are bytes and one mark belongs to a token's whole head, the products are of the codes. The marks are applied
 to the scores and to the weights of values. Conversion adds a number to each code (`quantized_kv.offset`), which the
-product's first summand takes away again. Values are loaded as pairs of bytes, which tensor cores can load in the order
-of a product over tokens: the first bytes of the pairs make one product, the second bytes another.
+product's first summand takes away again. Values are loaded as pairs of bytes: tensor cores can load pairs, but not
+bytes, in the order of a product over tokens. The first bytes of the pairs make one product, the second bytes another.
 
 Tokens are the rows of these products and queries the columns, of which there may be as few as 8.
 """

@@ -10,7 +10,7 @@ from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 from llmcore_triton.attention.grouped import Grouped
-from llmcore_triton.attention.listed import BLOCKS, Config, decoding, timed
+from llmcore_triton.attention.listed import BLOCKS, Config, decoding, timed, timed_over_codes
 
 KERNEL = "gqa_flashdecoding"
 
@@ -27,6 +27,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Grouped:
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configs worth timing."""
+    yield from map(vars, timed_over_codes(context))
     for config in timed(context, BLOCKS):
         for per_processor in (2, 4):
             yield vars(replace(config, per_processor=per_processor))

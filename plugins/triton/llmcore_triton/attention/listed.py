@@ -124,9 +124,9 @@ _CODES: Mapping[str, Mapping[str, int]] = {
     "by element": {"block_n": 128, "stages": 3, "per_processor": 4, "registers": 128},
     "wide": {"block_n": 64, "stages": 3, "registers": 168},
 }
-"""Changes of decode's Config over codes. Over codes with one mark a head, many small programs hide what conversion
-takes: with 1, 2 and 4 warps 256 rows of 576 tokens took 78, 81 and 112 us on an H200 (`scripts/kv_decode.py`), and 128
-rows 50, 42 and 58. All but "wide" were chosen so."""
+"""Changes of decode's Config over codes. If a head has one mark, many small programs hide what conversion takes: with
+1, 2 and 4 warps 256 rows of 576 tokens took 78, 81 and 112 us on an H200 (`scripts/kv_decode.py`). 128 rows took 50,
+42 and 58. All but "wide" were chosen so."""
 
 _FEW_TOKENS = 64
 """The least tokens of a chunk of a single row over codes, which are read in half the time."""
@@ -152,6 +152,13 @@ def decoding(context: OpContext) -> Config:
         kind = "many rows"
     least = {"least": _FEW_TOKENS} if context.bucket == 0 else {}
     return usual(context, **_CODES[kind], **least)
+
+
+def timed_over_codes(context: OpContext) -> Iterator[Config]:
+    """Yields Configs of decode over codes that are worth timing."""
+    for changes in _CODES.values() if half(context) else ():
+        yield usual(context, **changes)
+        yield usual(context, **changes | {"registers": 0})
 
 
 def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:

@@ -158,7 +158,7 @@ def timed_over_codes(context: OpContext) -> Iterator[Config]:
     """Yields Configs of decode over codes that are worth timing."""
     for changes in _CODES.values() if half(context) else ():
         yield usual(context, **changes)
-        yield usual(context, **changes | {"registers": 0})
+        yield usual(context, **{**changes, "registers": 0})
 
 
 def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:

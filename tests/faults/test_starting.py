@@ -157,8 +157,11 @@ def test_a_log_that_nobody_reads_holds_nobody_up() -> None:
     body = {"prompt": "a prompt that is logged " * 40, "max_tokens": 2}
     for _ in range(60):
         assert server.post(body) == 200
-    room = fcntl.ioctl(server.stderr.fileno(), 0x541B, bytes(4))  # FIONREAD: what lies unread
-    assert int.from_bytes(room, sys.byteorder) > 3000, "the pipe is not full"
+
+    def unread() -> int:
+        return int.from_bytes(fcntl.ioctl(server.stderr.fileno(), 0x541B, bytes(4)), sys.byteorder)  # FIONREAD
+
+    until(lambda: unread() > 3000, "the pipe is full")
     victim = next(pid for pid in server.children() if WORKER in Path(f"/proc/{pid}/cmdline").read_text())
     os.kill(victim, signal.SIGKILL)  # the supervisor logs this
     until(lambda: victim not in server.children(), "it is noticed")

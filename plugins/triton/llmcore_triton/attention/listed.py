@@ -124,9 +124,9 @@ _CODES: Mapping[str, Mapping[str, int]] = {
     "by element": {"block_n": 128, "stages": 3, "per_processor": 4, "registers": 128},
     "wide": {"block_n": 64, "stages": 3, "registers": 168},
 }
-"""Changes of decode's Config over codes. If a head has one mark, many small programs hide what conversion takes: with
-1, 2 and 4 warps 256 rows of 576 tokens took 78, 81 and 112 us on an H200 (`scripts/kv_decode.py`). 128 rows took 50,
-42 and 58. All but "wide" were chosen so."""
+"""Changes of decode's Config over codes. If a head has one mark, many small programs hide what conversion takes. Over
+int8 on an H200, 256 rows of 576 tokens took 78, 81 and 112 us with programs of 1, 2 and 4 warps, and 128 rows took 50,
+42 and 58 (`scripts/kv_decode.py`). "by element" was measured too, "wide" was not."""
 
 _FEW_TOKENS = 64
 """The least tokens of a chunk of a single row over codes, which are read in half the time."""

@@ -24,6 +24,15 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda number, frame: None)
 
 
+@pytest.fixture
+def nothing_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of this process start no child that tries grammars before a request brings one. Such a child costs more
+    CPU time than most tests, and an engine that serves starts one at once."""
+    from llmcore.engine.processors import Processors
+
+    monkeypatch.setattr(Processors, "warm", lambda self: None)
+
+
 @pytest.fixture(scope="module")
 def forgotten() -> Iterator[None]:
     """The trees of source.py, once the rules have been looked after."""

@@ -19,6 +19,8 @@ from llmcore.engine.llm import LLM
 from llmcore_devtools.family import small_model
 from llmcore_devtools.tokenizer import write_tokenizer
 
+pytestmark = pytest.mark.usefixtures("nothing_in_advance")
+
 AHEAD = str(Path(__file__).parents[1] / "core" / "engine" / "ahead_device.py")
 NEW = 9
 LLAMA, MISTRAL = "LlamaForCausalLM", "MistralForCausalLM"

@@ -52,7 +52,7 @@ installed = cache(loader.available)
 
 
 @pytest.fixture
-def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
+def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_in_advance: None) -> Iterator[MakeLLM]:
     """`make_llm(ahead=1, granule=4, fake={"faults": {"nan": 3}}, **settings)`; what it makes is closed at the end."""
     monkeypatch.setattr(loader, "available", installed)
     with ExitStack() as stack:

@@ -130,14 +130,16 @@ class Block(Layer):
             AttnSpec(**sizes, value_size=size, scale=config.scale, window=window),
             group=group,
             index=index,
-            qkv=QKVLinear(build, hidden, bias=config.bias, **sizes),
+            qkv=QKVLinear(build, hidden, bias=config.bias, **sizes, source=self.input_layernorm),
             out=Linear(build, config.heads * size, hidden, bias=config.bias, shard=Shard("attn_tp", 1)),
             rope=ropes[group],
             norms=(OffsetRMSNorm(build, size, config.eps), OffsetRMSNorm(build, size, config.eps)),
         )
         self.post_attention_layernorm = OffsetRMSNorm(build, hidden, config.eps)
         self.pre_feedforward_layernorm = OffsetRMSNorm(build, hidden, config.eps)
-        self.mlp = GatedMLP(build, hidden, config.inner, activation="gelu_and_mul")
+        self.mlp = GatedMLP(
+            build, hidden, config.inner, activation="gelu_and_mul", source=self.pre_feedforward_layernorm
+        )
         self.post_feedforward_layernorm = OffsetRMSNorm(build, hidden, config.eps)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:

@@ -89,12 +89,12 @@ class Block(Layer):
             AttnSpec(**sizes, value_size=size, scale=size**-0.5),
             group="all",
             index=index,
-            qkv=PairedQKV(build, hidden, bias=config.bias, rotated=rope.rotated, **sizes),
+            qkv=PairedQKV(build, hidden, bias=config.bias, rotated=rope.rotated, **sizes, source=self.input_layernorm),
             out=Linear(build, config.heads * size, hidden, shard=Shard("attn_tp", 1)),
             rope=rope,
         )
         self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)
-        self.mlp = GatedMLP(build, hidden, config.inner)
+        self.mlp = GatedMLP(build, hidden, config.inner, source=self.post_attention_layernorm)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""

@@ -99,7 +99,7 @@ class Block(Layer):
             AttnSpec(**sizes, value_size=size, scale=size**-0.5, window=config.window),
             group="all",
             index=index,
-            qkv=QKVLinear(build, hidden, **sizes),
+            qkv=QKVLinear(build, hidden, **sizes, source=self.input_layernorm),
             out=Linear(build, config.heads * size, hidden, shard=Shard("attn_tp", 1)),
             rope=rope,
         )

@@ -139,8 +139,8 @@ TASKS = (
             (
                 "Linears of a quantization method",
                 "llmcore.layers",
-                "LinearMethod LinearShape Bound Unquantized MethodFor create_linears fill_normal "
-                "ExpertMethod ExpertShape BoundExperts ExpertsFor",
+                "LinearMethod LinearShape Bound InputForm Rounded Source Unquantized MethodFor create_linears "
+                "fill_normal packing packed ExpertMethod ExpertShape BoundExperts ExpertsFor",
             ),
         ),
     ),

@@ -30,7 +30,7 @@ ONLY_ON_A_GPU = {"triton"}
 """Plugins with kernels that do not run here; tests/triton/interpreter and `llmcore kernels --check` compare those."""
 
 
-BESIDE = {"triton": ("deepseek",), "quantization": ("triton",)}
+BESIDE = {"triton": ("deepseek", "quantization"), "quantization": ("triton",)}
 """Plugin -> other plugins for whose ops it has kernels, or whose kernels its modes pin."""
 
 

@@ -17,9 +17,9 @@ from llmcore.layers import Build, Mesh, MoE, create_linears
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.family import assert_same, oracle, small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
-from llmcore_quantization import experts
 from llmcore_quantization.canonical import Scheme
-from llmcore_quantization.experts import QuantizedExperts, Scratch
+from llmcore_quantization.experts import QuantizedExperts
+from llmcore_quantization.ops import moe_experts_w4a16 as experts
 from packers import CASES
 from safetensors.torch import load_file
 from torch import nn
@@ -243,7 +243,7 @@ def created(ranks: int, scheme: Scheme) -> MoE:
     build.reduce = lambda group: None  # type: ignore[method-assign]  # no op of this version sums over ranks
     whole = nn.Module()
     whole.mlp = MoE(build, 64, 96, RouteSpec(experts=2, top_k=1))
-    create_linears(whole, experts_for=lambda modules: QuantizedExperts(scheme, Scratch()))
+    create_linears(whole, experts_for=lambda modules: QuantizedExperts(scheme))
     return whole.mlp
 
 

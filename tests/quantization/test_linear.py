@@ -8,14 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.api import ConfigError, DeviceInfo, Shard
-from llmcore.layers import Build, Linear, Mesh, PairedQKV, Rows, create_linears
+from llmcore.api import ConfigError, DeviceInfo, KernelSpec, OpContext, PluginInfo, Requires, Shard, hookimpl
+from llmcore.layers import (
+    Build,
+    GatedMLP,
+    Linear,
+    Mesh,
+    OffsetRMSNorm,
+    PairedQKV,
+    RMSNorm,
+    Rounded,
+    Rows,
+    create_linears,
+)
+from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.map import WeightMap
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.loaded_model import registry_for_tests
 from llmcore_quantization.canonical import Scheme, dequantized
 from llmcore_quantization.linear import Quantized, op_of
+from llmcore_quantization.ops import linear_w4a16
 from llmcore_quantization.rounding import quantized
 from torch import nn
 
@@ -33,10 +46,10 @@ SCHEMES = {
 INPUTS, PARTS = 128, {"q_proj": 48, "k_proj": 16, "v_proj": 16}
 
 
-def build(mesh: Mesh | None = None) -> Build:
+def build(mesh: Mesh | None = None, dtype: str = "f32") -> Build:
     return Build(
         registry=REGISTRY,
-        config=replace(CONFIG, dtype="f32"),
+        config=replace(CONFIG, dtype=dtype),  # type: ignore[arg-type]
         device=DeviceInfo("cpu"),
         torch_device=torch.device("cpu"),
         mesh=mesh or Mesh(),
@@ -106,6 +119,163 @@ def _rounded(x: torch.Tensor, scheme: Scheme, static: float) -> torch.Tensor:
     values = (groups / scale).clamp(-limit, limit)
     codes = values.round() if scheme.codes == "i8" else values.to(torch.float8_e4m3fn).float()
     return (codes * scale).view_as(x)
+
+
+class Halves(nn.Module):
+    """A norm and a linear, then an MLP behind a norm of its own. `fused`: the linears have sources."""
+
+    def __init__(self, made: Build, fused: bool, kind: type[RMSNorm]) -> None:
+        super().__init__()
+        self.first, self.second = kind(made, INPUTS, 1e-5), kind(made, INPUTS, 1e-5)
+        self.qkv_proj = Linear(made, INPUTS, PARTS, source=self.first if fused else None)
+        self.mlp = GatedMLP(made, INPUTS, 256, source=self.second if fused else None)
+        if not fused:
+            self.mlp.down_proj.read(None)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, step: Rows) -> tuple[torch.Tensor, ...]:
+        read, total = self.second.add(x, residual.clone(), step)
+        return self.qkv_proj(self.first(x, step), step), self.mlp(read, step), total
+
+
+def halves(
+    scheme: Scheme | None, fused: bool, kind: type[RMSNorm] = RMSNorm, dtype: str = "f32"
+) -> tuple[Halves, set[str]]:
+    """The module with dummy weights, and the ops that it resolved."""
+    made = build(dtype=dtype)
+    module = Halves(made, fused, kind)
+    create_linears(module, lambda modules: scheme and Quantized(scheme))
+    dummy_weights(module)
+    return module, {resolution.context.op for resolution in made.resolutions}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kind", [RMSNorm, OffsetRMSNorm])
+@pytest.mark.parametrize("name", [None, *SCHEMES])
+def test_what_a_source_writes_changes_no_bit(name: str | None, kind: type[RMSNorm], dtype: str) -> None:
+    scheme = None if name is None else SCHEMES[name]
+    (one, fused), (other, plain) = (halves(scheme, fused, kind, dtype=dtype) for fused in (True, False))
+    writes = scheme is not None and scheme.inputs in ("row", "group")
+    assert fused - plain == ({"rms_norm_quant", "add_rms_norm_quant", "silu_and_mul_quant"} if writes else set())
+    generator = torch.Generator().manual_seed(1)
+    x, residual = torch.randn(2, 5, INPUTS, generator=generator).to(one.first._build.dtype)
+    for step in (Rows(0), Rows(1), Rows(4)):
+        assert all(map(torch.equal, one(x, residual, step), other(x, residual, step)))
+    if writes:
+        codes, scale = one.first(x, Rows(1))
+        assert codes.dtype.itemsize == 1 and scale.dtype == torch.float32
+    else:
+        assert isinstance(one.first(x, Rows(1)), torch.Tensor)
+
+
+class Adapter(nn.Module):
+    """A plugin's module around another, which computes with a tensor."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, step: Rows) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        y = self.inner(x, step)
+        assert isinstance(y, torch.Tensor)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("path", "writing"),
+    [
+        ("", "first second gate_up"),
+        ("qkv_proj", "second gate_up"),
+        ("first", "second gate_up"),
+        ("mlp", "first gate_up"),
+        ("mlp.gate_up_proj", "first"),
+        ("mlp.down_proj", "first second"),
+    ],
+)
+def test_a_wrapper_between_a_source_and_its_linear_gets_tensors(path: str, writing: str) -> None:
+    module, plain = Halves(build(), True, RMSNorm), halves(SCHEMES["w8a8"], True)[0]
+    parts = {"first": module.first, "second": module.second, "gate_up": module.mlp.gate_up_proj}
+    if path:
+        module.set_submodule(path, Adapter(module.get_submodule(path)))
+        module.wrapped = {path: f"{path}.inner"}  # as a Decoder has it
+    create_linears(module, lambda modules: Quantized(SCHEMES["w8a8"]))
+    values = {name: parameter.data for name, parameter in plain.named_parameters()}
+    for name, parameter in module.named_parameters():
+        parameter.data.copy_(values[name.replace("inner.", "")])
+    for linear in (part for part in module.modules() if isinstance(part, Linear)):
+        linear.finish()
+    x, residual = torch.randn(2, 5, INPUTS, generator=torch.Generator().manual_seed(1))
+    assert all(map(torch.equal, module(x, residual, Rows(1)), plain(x, residual, Rows(1))))
+    found = {name for name, part in parts.items() if isinstance(part(x, Rows(1)), Rounded)}
+    assert found == set(writing.split())
+
+
+class Packs:
+    """A kernel of linear.w4a16 that packs: codes in int16, scale and zero by group, and takes the plain form too."""
+
+    packing = "test"
+
+    def __init__(self, context: OpContext) -> None:
+        assert context.shape["codes"] == "u4"
+
+    def pack(
+        self, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, order: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        turned = None if zero is None else zero.t().contiguous()
+        return codes.view(torch.int16).clone(), scale.t().contiguous(), turned, order
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None,
+        order: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        PACKED.append(codes.dtype)
+        if codes.dtype == torch.int16:
+            codes, scale, zero = codes.view(torch.uint8), scale.t(), None if zero is None else zero.t()
+        return linear_w4a16.reference(x, codes, scale, zero, order, bias)
+
+
+PACKED: list[torch.dtype] = []
+
+
+def packing_registry(buckets: set[int]) -> Registry:
+    class Plugin:
+        @staticmethod
+        @hookimpl
+        def register_kernels() -> list[KernelSpec]:
+            when = Requires(buckets=frozenset(buckets))
+            return [KernelSpec(op="linear.w4a16", name="packs", make=f"{__name__}:Packs", when=when)]
+
+    registry = registry_for_tests()
+    registry.add(PluginInfo("mine", "mine", "1", "mine"), lambda info: Plugin)
+    assert not registry.failures
+    return registry
+
+
+@pytest.mark.parametrize("buckets", [{0, 1, 2, 3, 4}, {0, 1}])
+@pytest.mark.parametrize("activation", [None, "silu_and_mul"])
+@pytest.mark.parametrize("name", ["w4a16", "w4a16 ordered", "w8a16"])
+def test_tensors_are_packed_once_if_all_kernels_pack_alike(
+    name: str, activation: str | None, buckets: set[int]
+) -> None:
+    builds = (replace(build(), registry=registry) for registry in (packing_registry(buckets), REGISTRY))
+    linears = (Linear(found, INPUTS, PARTS, bias=True, activation=activation) for found in builds)
+    made, plain = (created(linear, SCHEMES[name]) for linear in linears)
+    for model in (made, plain):
+        dummy_weights(model)
+    held, before = (dict(model.qkv_proj.named_parameters()) for model in (made, plain))
+    packs = name != "w8a16" and len(buckets) == 5
+    assert before.keys() - held.keys() == ({"codes", "scale", "zero"} if packs else set())
+    assert made.qkv_proj._bound.tensors().keys() == held.keys()
+    PACKED.clear()
+    x = torch.randn(3, INPUTS, generator=torch.Generator().manual_seed(1))
+    for bucket in (0, 1, 4):
+        torch.testing.assert_close(made.qkv_proj(x, Rows(bucket)), plain.qkv_proj(x, Rows(bucket)))
+    assert ([] if name == "w8a16" else [torch.int16 if packs else torch.uint8] * (3 if packs else 2)) == PACKED
 
 
 def test_tensors_take_their_packed_bytes() -> None:

@@ -83,6 +83,16 @@ def test_dummy_weights_have_the_tensors_of_loaded_ones(folder: Path, modes: str)
     assert drawn.generate(PROMPT, 2).logits[1].isfinite().all()
 
 
+def test_norms_and_activations_write_what_linears_with_quantized_inputs_take(folder: Path) -> None:
+    """A model whose linears take tensors, plain or with codes alone, asks for the ops that it always did."""
+    writers = {"rms_norm_quant", "add_rms_norm_quant", "silu_and_mul_quant"}
+    for mode, wanted in (("triton_w8a8", writers), ("fp8w8a8_b128", writers), ("triton_w4a16", set()), ("", set())):
+        resolved = {resolution.context.op for resolution in loaded(folder, mode).build.resolutions}
+        assert {op for op in resolved if op.endswith("_quant")} == wanted
+        assert ("linear.w4a16_silu_and_mul" in resolved) == (mode == "triton_w4a16")
+        assert ("linear_silu_and_mul" in resolved) == (mode == "")
+
+
 def test_only_linears_of_layers_are_quantized(folder: Path) -> None:
     held = dict(loaded(folder, "triton_w4a16").model.named_parameters())
     assert {name.rpartition(".")[0] for name in held if name.endswith(".codes")} == {

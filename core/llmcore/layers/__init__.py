@@ -1,7 +1,18 @@
 """Public building blocks of model families. Call every layer as ``layer(x, step)``."""
 
 from llmcore.layers.attention import Attention
-from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape, Unquantized, fill_normal
+from llmcore.layers.build import (
+    AttentionKernels,
+    Bound,
+    Build,
+    InputForm,
+    LinearMethod,
+    LinearShape,
+    Rounded,
+    Source,
+    Unquantized,
+    fill_normal,
+)
 from llmcore.layers.creation import ExpertsFor, MethodFor, create_linears
 from llmcore.layers.decoder import Decoder, Hidden
 from llmcore.layers.dense import (
@@ -22,7 +33,7 @@ from llmcore.layers.moe import BoundExperts, ExpertMethod, ExpertShape, MoE, exp
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from llmcore.layers.rope import NoRope, Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
-from llmcore.ops import DTYPES, Op
+from llmcore.ops import DTYPES, Op, packed, packing
 from llmcore.ops.attention import ReferenceAttention, attend, shape_of, spec_of, token_slots
 from llmcore.ops.moe import Dispatched
 
@@ -46,6 +57,7 @@ __all__ = [
     "ExpertsFor",
     "GatedMLP",
     "Hidden",
+    "InputForm",
     "KVStep",
     "LMHead",
     "Layer",
@@ -67,8 +79,10 @@ __all__ = [
     "ReferenceAttention",
     "Rope",
     "RopeConfig",
+    "Rounded",
     "Rows",
     "ScaledEmbedding",
+    "Source",
     "Step",
     "Unquantized",
     "apart",
@@ -78,6 +92,8 @@ __all__ = [
     "expert_elements",
     "expert_names",
     "fill_normal",
+    "packed",
+    "packing",
     "read_dense",
     "read_rope",
     "read_scoring",

@@ -22,7 +22,8 @@ class Attention(Layer):
 
     `spec` has the heads of the whole model; each rank of `attn_tp` gets its share. The family passes the modules: the
     linears `qkv` and `out`, `rope`, and `norms` over each head of q and k, if it has them, with the same eps. Decode
-    rows and prefill rows go to separate kernels, or all to one kernel in a mixed step.
+    rows and prefill rows go to separate kernels, or all to one kernel in a mixed step. Only `qkv` reads the input, so
+    the norm before it may be its `source`, and then x may be a Rounded.
     """
 
     def __init__(
@@ -69,9 +70,9 @@ class Attention(Layer):
         state = step.kv[self.group]
         kv = state.kv[self.index]
         qk = self._rope_write[step.bucket](qk, v, *self._head_norms(), cos, sin, kv, state.slots)
-        spec, tokens = self.spec, x.shape[0]
+        spec, tokens = self.spec, qk.shape[0]
         q, k = qk.split_with_sizes((spec.heads, spec.kv_heads), 1)
-        out = x.new_empty(tokens, spec.heads, spec.value_size)
+        out = qk.new_empty(tokens, spec.heads, spec.value_size)
         n, bucket, kernels = step.n_decode, step.bucket, self._kernels
         if state.mixed is not None:
             kernels.mixed[bucket].run(q, k, v, kv, state.mixed, out)

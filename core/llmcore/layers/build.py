@@ -19,7 +19,7 @@ from llmcore.api.protocols import AttentionKernel, Checkpoint
 from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, KVLayoutSpec, OpContext, OpSpec
 from llmcore.layers.layout import Layout
 from llmcore.layers.mesh import Mesh
-from llmcore.ops import DTYPES, Op, made
+from llmcore.ops import DTYPES, Op, made, packing
 from llmcore.ops.attention import shape_of
 from llmcore.registry.loader import load
 from llmcore.registry.modes import Pins
@@ -41,8 +41,41 @@ class AttentionKernels(NamedTuple):
     mixed: tuple[AttentionKernel, ...]
 
 
-LinearCall = Callable[[torch.Tensor], torch.Tensor]
-"""x [T, inputs] -> [T, outputs], or [T, outputs / 2] with the shape's activation."""
+class Rounded(NamedTuple):
+    """Rows that are quantized for the one linear that reads them, in place of a tensor [T, size].
+
+    `codes` [T, size]; `scale` [T, groups] f32.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputForm:
+    """The form in which a linear would like to read its inputs.
+
+    `suffix`: the op that writes them is called `<op>_<suffix>`, for example `rms_norm_quant`. Where op `rms_norm`
+    returns a tensor, it returns codes and scale. `shape`: what the shape of this op has beside that of the plain op.
+    """
+
+    suffix: str
+    shape: Mapping[str, Any]
+
+
+class Source(Protocol):
+    """A layer whose output one linear reads, and which can write it as the linear would like to read it."""
+
+    def write(self, form: InputForm | None) -> None:
+        """From now on, return a Rounded of this form instead of a tensor if there is an op that writes it.
+
+        None: return tensors. The linear takes both.
+        """
+
+
+LinearCall = Callable[[Any], torch.Tensor]
+"""x [T, inputs], or a Rounded of the form `Bound.takes` -> [T, outputs], or [T, outputs / 2] with the shape's
+activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +114,11 @@ class LinearShape:
 
 
 class Bound(Protocol):
-    """The tensors of one linear."""
+    """The tensors of one linear.
+
+    It may have an attribute `takes`, the InputForm that its calls take beside tensors. Without it, or if it is None,
+    they take tensors alone.
+    """
 
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
         """The allocated parameters by name, each with its Placement: how a checkpoint fills it."""
@@ -152,7 +189,7 @@ class _Plain:
         return tensors
 
     def bind(self) -> tuple[tuple[LinearCall, ...], frozenset[str]]:
-        pack = None if self.shape.shared is not None else _packing(self.ops)
+        pack = None if self.shape.shared is not None else packing(self.ops)
         weight = self.weight.data if pack is None else pack(self.weight.data)
         bias = None if self.bias is None else self.bias.data
         calls = tuple(partial(_call, op, weight, bias) for op in self.ops)
@@ -173,13 +210,9 @@ def _call(op: Op, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tens
     return y
 
 
-def _packing(ops: tuple[Op, ...]) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The function that packs the weight, if the kernels of all buckets have the same packing; else None.
-
-    See llmcore.ops.linear.
-    """
-    names = {getattr(op, "packing", None) for op in ops}
-    return None if None in names or len(names) > 1 else ops[0].pack  # type: ignore[attr-defined]
+def _rounded(op: Op, *arguments: Any) -> Any:
+    codes, scale, *rest = op(*arguments)
+    return (Rounded(codes, scale), *rest) if rest else Rounded(codes, scale)
 
 
 @dataclass(kw_only=True)
@@ -245,6 +278,12 @@ class Build:
                 for bucket in range(len(TOKEN_BUCKETS))
             )
         return self._bound[key]
+
+    def writer(self, name: str, form: InputForm | None, **shape: Any) -> tuple[Op, ...]:
+        """As `op`, with the first result of the callables in `form`, as a Rounded, if the registry has such an op."""
+        if form is None or all(spec.name != f"{name}_{form.suffix}" for spec, _ in self.registry.specs(OpSpec)):
+            return self.op(name, **shape)
+        return tuple(partial(_rounded, op) for op in self.op(f"{name}_{form.suffix}", **shape, **form.shape))
 
     def attention(
         self,

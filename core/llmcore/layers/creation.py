@@ -52,10 +52,13 @@ def create_linears(
         leaves[module].add(leaf)
     names, wrapped = names or WeightMap(), getattr(model, "wrapped", {})
     named = [(family_path(wrapped, path) or path, module) for path, module in model.named_modules()]
+    places = {module: name for name, module in named}
     cuts, creations, mixtures = list[_Cut](), list[Callable[[], None]](), list[Callable[[], None]]()
     for name, module in named:
         if isinstance(module, Linear):
             method = _linear_method(name, module, method_for, names, leaves)
+            if any(_wrapped_between(wrapped, name, places.get(source)) for source in module.sources):
+                module.read(None)
             cuts += _cuts(module.build, name, module.shape, (method or module.method or Unquantized()).multiples)
             creations.append(partial(module.create, name, method))
         elif isinstance(module, MoE):
@@ -94,6 +97,15 @@ def _expert_method(
     targets = (Target(f"{name}.experts.{leaf}", part) for leaf, stack in stacks for part in stack.parts)
     modules = _modules(targets, names, leaves)
     return experts_for(modules) if modules else None
+
+
+def _wrapped_between(wrapped: Collection[str], linear: str, source: str | None) -> bool:
+    """True if a plugin's wrapper passes what the source gives to the linear, or took the source out of the model."""
+    return source is None or any(_within(linear, path) != _within(source, path) for path in wrapped)
+
+
+def _within(name: str, path: str) -> bool:
+    return name == path or name.startswith(f"{path}.")
 
 
 class _Cut(NamedTuple):

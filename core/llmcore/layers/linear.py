@@ -10,7 +10,16 @@ import torch
 from torch import nn
 
 from llmcore.api.errors import ConfigError
-from llmcore.layers.build import Bound, Build, LinearCall, LinearMethod, LinearShape, Unquantized
+from llmcore.layers.build import (
+    Bound,
+    Build,
+    InputForm,
+    LinearCall,
+    LinearMethod,
+    LinearShape,
+    Source,
+    Unquantized,
+)
 from llmcore.layers.layer import Layer
 from llmcore.layers.step import Bucketed
 from llmcore.ops import Op
@@ -29,6 +38,10 @@ class Linear(Layer):
     `weight`: another module's parameter, to use instead of a new one.
     `activation`: an op from [T, outputs] to [T, outputs / 2] that the layer applies to the result.
     `method`: the LinearMethod of a linear that is never quantized as the checkpoint is.
+    `source`: a norm, or a linear with an activation, whose output this linear alone reads. If the linear is quantized
+    together with its inputs, its source writes quantized rows, and gives them as a Rounded. With plain weights, and if
+    a plugin wrapped one of the two or a module that has one of them inside, the linear gets tensors. A forward hook of
+    either sees what is given.
     """
 
     unquantized: LinearMethod = Unquantized()
@@ -46,6 +59,7 @@ class Linear(Layer):
         weight: nn.Parameter | None = None,
         activation: str | None = None,
         method: LinearMethod | None = None,
+        source: Source | None = None,
     ) -> None:
         super().__init__()
         columns = shard if shard is not None and shard.dim == 0 else None
@@ -61,6 +75,8 @@ class Linear(Layer):
         self.build, self.method = build, method
         self.placements: dict[str, Placement] = {}
         self._activation, self._after = activation, tuple[Op, ...]()
+        self._form: InputForm | None = None
+        self.read(source)
         self._bound: Bound | None = None
         self._calls: tuple[LinearCall, ...] = ()
         self._reduce = build.reduce(shard.group) if shard is not None and shard.dim == 1 else None
@@ -69,6 +85,16 @@ class Linear(Layer):
     def numbers(self) -> int:
         """The numbers that its weight stands for."""
         return self.shape.inputs * self.shape.outputs
+
+    def read(self, source: Source | None) -> None:
+        """Set the source, before the tensors are created; None: no layer writes for this linear."""
+        self.sources = () if source is None else (source,)  # in a tuple, torch takes it for no submodule
+
+    def write(self, form: InputForm | None) -> None:
+        """See Source. Only an activation that the layer applies itself can write a form."""
+        self._form = form
+        if self._bound is not None:
+            self._choose_activation()
 
     def create(self, name: str, method: LinearMethod | None) -> None:
         """Create the tensors. `create_linears` calls it once.
@@ -93,13 +119,21 @@ class Linear(Layer):
         for name in self.placements:
             delattr(self, name)
         fused = self._activation if self._activation in method.activations else None
-        after = None if fused else self._activation
-        self._after = () if after is None else self.build.op(after, size=shape.outputs // 2)
         self.shape, self.placements = replace(shape, activation=fused), {}
+        self._choose_activation()
         self._bound = method.create(self.shape, self.build)
+        for source in self.sources:
+            source.write(getattr(self._bound, "takes", None))
         for name, (parameter, placement) in self._bound.tensors().items():
             self.register_parameter(name, parameter)
             self.placements[name] = placement
+
+    def _choose_activation(self) -> None:
+        if self._activation is None or self.shape.activation is not None:
+            self._after = ()
+        else:
+            form = self._form if self._reduce is None else None
+            self._after = self.build.writer(self._activation, form, size=self.shape.outputs // 2)
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Reorder the outputs: the new output i is the old output `rows[i]`.
@@ -128,7 +162,10 @@ class Linear(Layer):
             delattr(self, name)
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """x [T, inputs] -> [T, outputs], or [T, outputs / 2] with an activation."""
+        """x [T, inputs] -> [T, outputs], or [T, outputs / 2] with an activation.
+
+        In place of x it takes the Rounded of its source. As a source it returns one.
+        """
         y = self._calls[step.bucket](x)
         if self._after:
             y = self._after[step.bucket](y)
@@ -152,10 +189,11 @@ class QKVLinear(Linear):
         key_size: int,
         value_size: int | None = None,
         bias: bool = False,
+        source: Source | None = None,
     ) -> None:
         value_size = key_size if value_size is None else value_size
         outputs = {"q_proj": heads * key_size, "k_proj": kv_heads * key_size, "v_proj": kv_heads * value_size}
-        super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0, key_size))
+        super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0, key_size), source=source)
 
 
 class PairedQKV(QKVLinear):
@@ -197,5 +235,7 @@ class MergedLinear(Linear):
         *,
         bias: bool = False,
         activation: str | None = None,
+        source: Source | None = None,
     ) -> None:
-        super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0), activation=activation)
+        columns = Shard("attn_tp", 0)
+        super().__init__(build, inputs, outputs, bias=bias, shard=columns, activation=activation, source=source)

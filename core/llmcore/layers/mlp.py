@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmcore.layers.build import Build
+from llmcore.layers.build import Build, Source
 from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, MergedLinear
 from llmcore.layers.step import Bucketed
@@ -12,15 +12,26 @@ from llmcore.weights.map import Shard
 
 
 class GatedMLP(Layer):
-    """The feed-forward part of a dense block. `activation`: an op from [T, 2 inner] to [T, inner]."""
+    """The feed-forward part of a dense block.
+
+    `activation`: an op from [T, 2 inner] to [T, inner]. `source`: the norm whose output this MLP alone reads (see
+    Linear).
+    """
 
     def __init__(
-        self, build: Build, size: int, inner: int, *, bias: bool = False, activation: str = "silu_and_mul"
+        self,
+        build: Build,
+        size: int,
+        inner: int,
+        *,
+        bias: bool = False,
+        activation: str = "silu_and_mul",
+        source: Source | None = None,
     ) -> None:
         super().__init__()
         gate_up = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = MergedLinear(build, size, gate_up, bias=bias, activation=activation)
-        self.down_proj = Linear(build, inner, size, bias=bias, shard=Shard("attn_tp", 1))
+        self.gate_up_proj = MergedLinear(build, size, gate_up, bias=bias, activation=activation, source=source)
+        self.down_proj = Linear(build, inner, size, bias=bias, shard=Shard("attn_tp", 1), source=self.gate_up_proj)
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, size] -> [T, size]."""

@@ -58,15 +58,15 @@ class ExpertShape:
 class BoundExperts(Protocol):
     """The tensors of the experts of one mixture."""
 
-    ops: tuple[Op, ...] | None
-    """A callable for each of TOKEN_BUCKETS that computes what op `moe.experts` does, from (Dispatched, gate_up, down)
-    with what `bind` returns. None: the weights are plain, as `moe.experts` takes them."""
-
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
         """The allocated parameters by name, each with its Placement.
 
         A tensor `scale` of the checkpoint's modules fills parts of `gate_up_proj_scale` and of `down_proj_scale`.
         """
+
+    def fused(self, shape: Mapping[str, Any]) -> tuple[Op, ...]:
+        """A callable for each of TOKEN_BUCKETS that computes what op `moe.fused` does, with what `bind` returns for
+        gate_up and down. `shape`: the shape of `moe.fused`. Called once, before the tensors are filled."""
 
     def bind(self) -> tuple[Any, Any]:
         """gate_up and down. Called once, after the tensors are filled."""
@@ -129,11 +129,10 @@ class MoE(nn.Module):
 
         `name`: the mixture's path in the model. `method`: how its experts are quantized; None if they are plain.
         """
-        ops = self.experts.create(f"{name}.experts", method or PlainExperts())
-        given = {} if ops is None else {"moe.experts": ops}
+        experts = self.experts.create(f"{name}.experts", method or PlainExperts())
         shared = self.shared_experts
         width = shared.down_proj.shape.inputs if shared is not None and shared.plain else 0
-        self._fused = self.experts.build.op("moe.fused", given=given, shared=width, **self._shape)
+        self._fused = experts.fused({**self._shape, "shared": width})
 
     def finish(self) -> None:
         """Bind the loaded tensors. The loader calls it once."""
@@ -209,15 +208,15 @@ class Experts(nn.Module):
         """The numbers that the parameters stand for."""
         return sum(stack.inputs * stack.outputs for stack in self.shape.stacks.values())
 
-    def create(self, name: str, method: ExpertMethod) -> tuple[Op, ...] | None:
-        """Create the tensors. Returns what computes with them; None if op `moe.experts` does."""
+    def create(self, name: str, method: ExpertMethod) -> BoundExperts:
+        """Create the tensors."""
         gate_up, down = (replace(stack, name=f"{name}.{leaf}") for leaf, stack in self.shape.stacks.items())
         self.shape = replace(self.shape, gate_up=gate_up, down=down)
         self._bound = method.create(self.shape, self.build)
         for leaf, (parameter, placement) in self._bound.tensors().items():
             self.register_parameter(leaf, parameter)
             self.placements[leaf] = placement
-        return self._bound.ops
+        return self._bound
 
     def bind(self) -> tuple[Any, Any]:
         """gate_up and down, as the experts' op takes them."""
@@ -243,14 +242,15 @@ class PlainExperts:
 
 
 class _Plain:
-    ops: tuple[Op, ...] | None = None
-
     def __init__(self, shape: ExpertShape, build: Build) -> None:
-        self.shape = shape
+        self.shape, self._build = shape, build
         self.held = {leaf: build.empty(stack.outputs, stack.inputs) for leaf, stack in shape.stacks.items()}
 
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
         return {leaf: (self.held[leaf], stack.placement()) for leaf, stack in self.shape.stacks.items()}
+
+    def fused(self, shape: Mapping[str, Any]) -> tuple[Op, ...]:
+        return self._build.op("moe.fused", **shape)
 
     def bind(self) -> tuple[torch.Tensor, torch.Tensor]:
         gate_up, down = (held.data.view(self.shape.experts, -1, held.shape[1]) for held in self.held.values())
@@ -291,7 +291,7 @@ class _Shared(nn.Module):
         super().__init__()
         outputs = {"gate_proj": width, "up_proj": width}
         self.gate_up_proj = _SharedLinear(build, size, outputs, shard=Shard("moe_tp", 0), activation="silu_and_mul")
-        self.down_proj = _SharedLinear(build, width, size, shard=Shard("moe_tp", 1))
+        self.down_proj = _SharedLinear(build, width, size, shard=Shard("moe_tp", 1), source=self.gate_up_proj)
 
     @property
     def plain(self) -> bool:

@@ -5,20 +5,28 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from llmcore.layers.build import Build
+from llmcore.layers.build import Build, InputForm
 from llmcore.layers.layer import Layer
 from llmcore.layers.step import Bucketed
 
 
 class RMSNorm(Layer):
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension of `size`."""
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension of `size`.
+
+    As the `source` of a quantized linear it returns a Rounded instead of the normed tensor.
+    """
 
     def __init__(self, build: Build, size: int, eps: float) -> None:
         super().__init__()
         self.weight = build.empty(size)
         self.eps = eps
-        self._norm = build.op("rms_norm", size=size)
-        self._add_norm = build.op("add_rms_norm", size=size)
+        self._build, self._size = build, size
+        self.write(None)
+
+    def write(self, form: InputForm | None) -> None:
+        """See Source."""
+        self._norm = self._build.writer("rms_norm", form, size=self._size)
+        self._add_norm = self._build.writer("add_rms_norm", form, size=self._size)
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[..., size] -> [..., size]."""

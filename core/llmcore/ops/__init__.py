@@ -8,6 +8,8 @@ An OpSpec names a module with these attributes:
 `samples(context) -> iterator of argument tuples`: seeded inputs with difficult values, and with NaN in places that
   a kernel must not read.
 `TOLERANCE`: dtype -> largest allowed error, relative to the largest expected value.
+`compared(got, expected) -> iterator of (what, got, expected)`, optional: the tensors that TOLERANCE is for, from the
+  outputs of a kernel and of the reference, if it is not for the outputs themselves.
 `cost(shape) -> (bytes, flops)` of one call. Here `shape` also has `tokens`, `element` (bytes per element) and, for
   attention, `kv_len`.
 `SHAPES`, if kernels are made for shapes: some shapes to check kernels with.
@@ -26,10 +28,11 @@ for which the check makes queries and KV.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
@@ -56,6 +59,20 @@ def made(kernel: KernelSpec, context: OpContext) -> Any:
         module = import_module(kernel.make.partition(":")[0])
         return module.make(context) if hasattr(module, "make") else module.reference
     return load(kernel.make)(context)
+
+
+def packing(kernels: Sequence[Any]) -> Callable[..., Any] | None:
+    """`pack` of the kernels of one linear, if all have the same `packing`; else None. See llmcore.ops.linear."""
+    names = {getattr(kernel, "packing", None) for kernel in kernels}
+    return None if None in names or len(names) > 1 else kernels[0].pack
+
+
+def packed(pack: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a linear by name, with those that `pack` takes as `pack` returns them."""
+    names = tuple(signature(pack).parameters)
+    made = pack(*(given.get(name) for name in names))
+    forms = zip(names, made if isinstance(made, tuple) else (made,), strict=True)
+    return {**given, **{name: form for name, form in forms if name in given}}
 
 
 def size(shape: Shape, name: str, default: int = 1) -> int:

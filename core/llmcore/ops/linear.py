@@ -3,6 +3,9 @@
 A kernel may be an object with `packing`, the name of its own weight layout, and `pack(weight)`, which makes a weight
 in that layout. If the kernels of all token buckets have the same packing, the layer keeps only the packed weight.
 Otherwise, and for a head that shares the embedding's table, kernels get the plain weight. So each must take both.
+
+Kernels of quantized linears may pack too. The parameters of `pack` have the names of the op's arguments that it
+replaces, such as `pack(codes, scale, zero, order)`; absent ones are None. It returns as many, in that order.
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ class Expanded:
     def __init__(self, linear: Op, activation: Op) -> None:
         self._linear, self._activation = linear, activation
         self.packing: str | None = getattr(linear, "packing", None)
-        self.pack: Callable[[torch.Tensor], torch.Tensor] | None = getattr(linear, "pack", None)
+        self.pack: Callable[..., Any] | None = getattr(linear, "pack", None)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        """As `reference`."""
-        return self._activation(self._linear(x, weight, bias))
+    def __call__(self, x: torch.Tensor, *weight: torch.Tensor | None) -> Any:
+        """The activation of the linear's result. `weight`: what the linear takes after its inputs."""
+        return self._activation(self._linear(x, *weight))
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:

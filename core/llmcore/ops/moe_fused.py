@@ -67,6 +67,13 @@ class Fused:
         """`gate_up`, `down`: linear_silu_and_mul and linear of the shared MLP."""
         self._route, self._dispatch, self._experts, self._combine = route, dispatch, experts, combine
         self._gate_up, self._down = gate_up, down
+        self.packing: str | None = getattr(experts, "packing", None)
+        """The form of weights that the experts' kernel has for itself, which its `pack` makes."""
+
+    @property
+    def pack(self) -> Callable[..., Any]:
+        """The experts' kernel's."""
+        return self._experts.pack  # type: ignore[attr-defined,no-any-return]
 
     def __call__(
         self,

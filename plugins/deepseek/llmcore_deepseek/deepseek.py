@@ -50,7 +50,10 @@ class Block(Layer):
         self.input_layernorm = RMSNorm(build, hidden, config.eps)
         self.self_attn = MLA(build, hidden, config.latent, group=GROUP, index=index, rope=rope)
         self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)
-        self.mlp = experts(build, config) if config.sparse[index] else GatedMLP(build, hidden, config.inner)
+        if config.sparse[index]:
+            self.mlp: MoE | GatedMLP = experts(build, config)
+        else:
+            self.mlp = GatedMLP(build, hidden, config.inner, source=self.post_attention_layernorm)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""

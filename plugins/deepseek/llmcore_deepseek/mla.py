@@ -87,7 +87,7 @@ class MLA(Layer):
         self.q_b_proj: Linear | None = None
         if spec.q_rank is not None:
             self.q_a_layernorm = RMSNorm(build, spec.q_rank, spec.eps)
-            self.q_b_proj = Linear(build, spec.q_rank, queries, shard=per_head)
+            self.q_b_proj = Linear(build, spec.q_rank, queries, shard=per_head, source=self.q_a_layernorm)
         elif spec.bias:
             raise ConfigError("latent attention whose queries come from the hidden state has no biases")
         self.kv_a_layernorm = RMSNorm(build, spec.latent, spec.eps)

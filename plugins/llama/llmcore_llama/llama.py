@@ -69,12 +69,13 @@ class Block(Layer):
             AttnSpec(**sizes, value_size=config.head_size, scale=config.head_size**-0.5),
             group="all",
             index=index,
-            qkv=QKVLinear(build, hidden, bias=bias, **sizes),
+            qkv=QKVLinear(build, hidden, bias=bias, **sizes, source=self.input_layernorm),
             out=Linear(build, config.heads * config.head_size, hidden, bias=bias, shard=Shard("attn_tp", 1)),
             rope=rope,
         )
         self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)
-        self.mlp = GatedMLP(build, hidden, config.inner, bias=config.mlp_bias)
+        source = self.post_attention_layernorm
+        self.mlp = GatedMLP(build, hidden, config.inner, bias=config.mlp_bias, source=source)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""

@@ -21,20 +21,36 @@ from llmcore_quantization.model_format import ModelFormat
 
 @hookimpl
 def register_ops() -> Iterable[OpSpec]:
-    """Linears over the canonical tensors of llmcore_quantization.canonical.
+    """Linears and mixtures of experts over the canonical tensors of llmcore_quantization.canonical, and the ops that
+    write the inputs of linears.
 
-    Without a kernel of its own each dequantizes the weight and multiplies it as `linear`.
+    Without a kernel of its own each dequantizes the weight and multiplies it as `linear` or `moe.experts`.
     """
-    weight_only = "(x [T, inputs], codes, scale, zero | None, order | None, bias | None) -> [T, outputs]"
-    signatures = {
-        "w4a16": weight_only,
-        "w8a16": weight_only,
-        "w8a8": "(x [T, inputs], codes, scale, input_scale [1] | None, bias | None) -> [T, outputs]",
-        "fp8_block": "(x [T, inputs], codes, scale, bias | None) -> [T, outputs]",
-    }
-    for name, signature in signatures.items():
-        module = f"{__name__}.ops.linear_{name}"
-        yield OpSpec(name=f"linear.{name}", module=module, signature=signature, expands_to=("linear",))
+    weights = "codes, scale, zero | None, order | None, bias | None"
+    for name in ("linear.w4a16", "linear.w8a16"):
+        yield _op(name, f"(x [T, inputs], {weights}) -> [T, outputs]", "linear")
+        yield _op(f"{name}_silu_and_mul", f"(x [T, inputs], {weights}) -> [T, size]", name, "silu_and_mul")
+    for name in ("linear.w8a8", "linear.fp8_block"):
+        yield _op(name, "(x codes [T, inputs], x_scale, codes, scale, bias | None) -> [T, outputs]", "linear")
+    quantized = "(codes [T, size], scale [T, size / group]"
+    yield _op("quantize_rows", f"(x [T, size], input_scale [1] | None) -> {quantized})")
+    for name, arguments, results in (
+        ("rms_norm", "x [T, size], weight, eps", ""),
+        ("add_rms_norm", "x [T, size], residual, weight, eps", ", sum"),
+        ("silu_and_mul", "x [T, 2 size]", ""),
+    ):
+        yield _op(f"{name}_quant", f"({arguments}) -> {quantized}{results})", name, "quantize_rows")
+    for bits in ("w4a16", "w8a16"):
+        stacks = "gate_up (codes, scale, zero | None), down (codes, scale, zero | None)"
+        yield _op(f"moe.experts.{bits}", f"(Dispatched, {stacks}, into | None) -> [T top_k, size]", "moe.experts")
+        parts = ("moe.route", "moe.dispatch", f"moe.experts.{bits}", "moe.combine", "linear_silu_and_mul", "linear")
+        arguments = f"x [T, size], router, bias | None, {stacks}, extra | None, shared | None"
+        yield _op(f"moe.fused.{bits}", f"({arguments}) -> [T, size]", *parts)
+
+
+def _op(name: str, signature: str, *parts: str) -> OpSpec:
+    module = f"{__name__}.ops.{name.replace('.', '_')}"
+    return OpSpec(name=name, module=module, signature=signature, expands_to=parts, row_wise=not parts)
 
 
 @hookimpl

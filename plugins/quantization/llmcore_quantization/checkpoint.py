@@ -19,7 +19,7 @@ from llmcore.layers import DTYPES, Bound, Build, LinearShape, Unquantized
 
 from llmcore_quantization import canonical
 from llmcore_quantization.canonical import Scheme
-from llmcore_quantization.experts import QuantizedExperts, Scratch
+from llmcore_quantization.experts import QuantizedExperts
 from llmcore_quantization.formats.packed import Format, Grid, Header, Packed
 from llmcore_quantization.linear import Quantized, op_of
 
@@ -49,7 +49,6 @@ class CheckpointMethod:
     def __init__(self, format: Format, config: ModelConfig) -> None:
         self._format, self._dtype = format, DTYPES[config.dtype]
         self._checkpoint: QuantizedCheckpoint | None = None
-        self._scratch = Scratch()
 
     def checkpoint(self, checkpoint: Checkpoint, device: torch.device) -> QuantizedCheckpoint:
         """The checkpoint with the tensors that the model takes, which are made on `device`.
@@ -83,7 +82,7 @@ class CheckpointMethod:
         scheme, *others = {scheme_of(module) for module in modules}
         if others or scheme is None or scheme.ordered:
             return None
-        method = QuantizedExperts(scheme, self._scratch)
+        method = QuantizedExperts(scheme)
         checkpoint.keep_as(modules, method.scheme)
         return method
 

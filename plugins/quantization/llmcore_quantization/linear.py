@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from llmcore.api import ConfigError, Placement
-from llmcore.layers import Bound, Build, LinearShape, fill_normal
+from llmcore.layers import Bound, Build, InputForm, LinearShape, Rounded, fill_normal, packed, packing
 from torch import nn
 
 from llmcore_quantization.canonical import Scheme, shapes
@@ -19,7 +19,7 @@ from llmcore_quantization.rounding import LIMITS
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "linear.w4a16": ("codes", "scale", "zero", "order", "bias"),
     "linear.w8a16": ("codes", "scale", "zero", "order", "bias"),
-    "linear.w8a8": ("codes", "scale", "input_scale", "bias"),
+    "linear.w8a8": ("codes", "scale", "bias"),
     "linear.fp8_block": ("codes", "scale", "bias"),
 }
 """Op -> the tensors that it takes after the inputs."""
@@ -54,11 +54,11 @@ class Quantized:
     Raises ConfigError if no op multiplies such weights.
     """
 
-    activations: frozenset[str] = frozenset()
-
     def __init__(self, scheme: Scheme) -> None:
         self.scheme, self.op = scheme, op_of(scheme)
         self.multiples = multiples(scheme)
+        # With quantized inputs the activation instead writes the form that the next linear takes.
+        self.activations = frozenset({"silu_and_mul"} if scheme.inputs == "plain" else ())
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
         """The canonical tensors of one linear, and its bias.
@@ -135,17 +135,34 @@ class _Tensors(Held):
 
     def __init__(self, scheme: Scheme, op: str, shape: LinearShape, build: Build) -> None:
         super().__init__(scheme, shape, build)
-        self.op = op
-        self.calls = build.op(op, **shape_of(scheme, shape.inputs, shape.outputs, shape.bias))
+        self.op, activation = op, shape.activation
+        name = op if activation is None else f"{op}_{activation}"
+        self.calls = build.op(name, **shape_of(scheme, shape.inputs, shape.outputs, shape.bias, activation))
+        self.takes: InputForm | None = None
+        self.quantize: tuple[Any, ...] = ()
+        if scheme.inputs != "plain":
+            form: dict[str, Any] = {"codes": scheme.codes, "group": scheme.group}
+            static = scheme.inputs == "static"
+            self.takes = None if static else InputForm(suffix="quant", shape=form)
+            self.quantize = build.op("quantize_rows", size=shape.inputs, static=static, **form)
 
     def bind(self) -> tuple[tuple[Any, ...], frozenset[str]]:
         given = {name: parameter.data for name, (parameter, _) in self.held.items()}
-        if "input_scale" in given:
-            given["input_scale"] = given["input_scale"].amax().view(1)
         if "order" in given:
             given["order"] = self._order(given["order"].view(-1, self.shape.inputs))
-        arguments = [given.get(name) for name in ARGUMENTS[self.op]]
-        return tuple(partial(_call, call, arguments) for call in self.calls), frozenset()
+        arguments = {name: given.get(name) for name in ARGUMENTS[self.op]}
+        replaced: frozenset[str] = frozenset()
+        if (pack := packing(self.calls)) is not None:
+            arguments = packed(pack, arguments)
+            replaced = frozenset(name for name in self.held if arguments.get(name, given[name]) is not given[name])
+            for name in replaced:
+                del self.held[name]
+        tensors = tuple(arguments.values())
+        if not self.quantize:
+            return tuple(partial(_call, call, tensors) for call in self.calls), replaced
+        static = given["input_scale"].amax().view(1) if "input_scale" in given else None
+        pairs = zip(self.quantize, self.calls, strict=True)
+        return tuple(partial(_rounded_call, *pair, static, tensors) for pair in pairs), replaced
 
     def _order(self, orders: torch.Tensor) -> torch.Tensor:
         """The order of all parts, from [parts, inputs]."""
@@ -175,6 +192,18 @@ DEVIATIONS = {
 """The standard deviation of uniform codes."""
 
 
-def _call(op: Any, arguments: list[torch.Tensor | None], x: torch.Tensor) -> torch.Tensor:
+def _call(op: Any, arguments: tuple[torch.Tensor | None, ...], x: torch.Tensor) -> torch.Tensor:
     y: torch.Tensor = op(x, *arguments)
+    return y
+
+
+def _rounded_call(
+    quantize: Any,
+    op: Any,
+    static: torch.Tensor | None,
+    arguments: tuple[torch.Tensor | None, ...],
+    x: torch.Tensor | Rounded,
+) -> torch.Tensor:
+    rows = x if isinstance(x, Rounded) else quantize(x, static)
+    y: torch.Tensor = op(*rows, *arguments)
     return y

@@ -18,7 +18,7 @@ from llmcore.api import Checkpoint, ConfigError, ModelConfig
 
 from llmcore_quantization.canonical import Scheme, shapes
 from llmcore_quantization.checkpoint import DTYPE_NAMES
-from llmcore_quantization.experts import QuantizedExperts, Scratch
+from llmcore_quantization.experts import QuantizedExperts
 from llmcore_quantization.linear import Quantized
 from llmcore_quantization.modes import GROUP
 from llmcore_quantization.rounding import quantized
@@ -57,7 +57,6 @@ class Online:
         self._config: dict[str, Any] = {}
         self._sizes: Mapping[str, tuple[tuple[int, ...], str]] = {}
         self._modules: set[str] = set()
-        self._scratch = Scratch()
 
     def checkpoint(self, checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
         """The checkpoint whose modules are quantized on `device`, those for which `method_for` has a method."""
@@ -80,7 +79,7 @@ class Online:
         if not all(map(self._fits, modules)):
             return None
         self._modules.update(modules)
-        return QuantizedExperts(self._recipe.scheme, self._scratch)
+        return QuantizedExperts(self._recipe.scheme)
 
     def _fits(self, module: str) -> bool:
         """True for a matrix in a decoder layer, except a router."""

@@ -56,21 +56,32 @@ def _quantized(weight: torch.Tensor, scheme: Scheme, rows: int) -> dict[str, tor
 
 
 def rounded(x: torch.Tensor, kind: torch.dtype, group: int = 0, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """Inputs [T, K] as their codes of type `kind` (int8 or float8_e4m3fn) give them back, in f32.
+    """Inputs [T, K] as their codes give them back, in f32. The arguments are those of `codes_of`."""
+    return restored(*codes_of(x, kind, group, scale))
 
-    The largest magnitude of a token, or of each of its groups of `group` inputs, becomes 127 or 448. `scale` [1] f32
-    is a fixed scale instead; values beyond its range become the last code.
+
+def codes_of(
+    x: torch.Tensor, kind: torch.dtype, group: int = 0, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs [T, K] -> (codes [T, K] of type `kind`, int8 or float8_e4m3fn; scales [T, K / group] f32).
+
+    The largest magnitude of a token, or of each of its groups of `group` inputs, becomes 127 or 448. The scale of
+    zeros is 1. `scale` [1] f32 is a fixed scale instead; values beyond its range become the last code.
     """
     name = next(name for name, dtype in CODES.items() if dtype == kind)
     size = group or x.shape[-1]
     groups = x.float().view(len(x), x.shape[-1] // size, size)
-    steps = _nonzero(groups.abs().amax(-1, keepdim=True) / LIMITS[name]) if scale is None else scale
-    values = groups / steps
+    steps = _nonzero(groups.abs().amax(-1) / LIMITS[name]) if scale is None else scale.expand(groups.shape[:2])
+    values = groups / steps[..., None]
     if name != "e4m3":
         values.round_()
-    values.clamp_(*RANGES[name])
-    codes = values.to(kind).float() if name == "e4m3" else values
-    return (codes * steps).flatten(-2)
+    return values.clamp_(*RANGES[name]).to(kind).flatten(-2), steps.contiguous()
+
+
+def restored(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Codes [T, K] times their scales [T, K / group], in f32."""
+    groups = codes.float().view(*scale.shape, codes.shape[1] // scale.shape[1])
+    return groups.mul_(scale[..., None]).flatten(-2)
 
 
 def _steps(scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:

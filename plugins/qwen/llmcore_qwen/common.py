@@ -14,6 +14,7 @@ from llmcore.layers import (
     Decoder,
     DenseConfig,
     Embedding,
+    GatedMLP,
     Hidden,
     Layer,
     LMHead,
@@ -79,8 +80,11 @@ class Block(Layer):
         super().__init__()
         self.input_layernorm = RMSNorm(build, config.hidden_size, config.eps)
         self.self_attn = attention
+        attention.qkv_proj.read(self.input_layernorm)
         self.post_attention_layernorm = RMSNorm(build, config.hidden_size, config.eps)
         self.mlp = mlp
+        if isinstance(mlp, GatedMLP):
+            mlp.gate_up_proj.read(self.post_attention_layernorm)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""

@@ -11,7 +11,7 @@ from built import build
 from llmcore.api import AttnSpec, KernelSpec, OpContext, Requires, hookimpl
 from llmcore.api.errors import ConfigError, PluginError, ResolveError
 from llmcore.api.specs import PluginInfo
-from llmcore.layers import RMSNorm, Rows
+from llmcore.layers import InputForm, RMSNorm, Rounded, Rows, packed, packing
 from llmcore.ops import add_rms_norm
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
@@ -119,3 +119,36 @@ def test_attention_falls_back_to_torch_where_sdpa_declines() -> None:
     made.attention(AttnSpec(heads=2, kv_heads=1, key_size=4, value_size=4, scale=0.5, soft_cap=20.0), "all")
     assert {r.chosen.name for r in made.resolutions} == {"torch"}
     assert "soft cap" in made.resolutions[0].reasons["sdpa"]
+
+
+def test_a_form_is_written_if_an_op_can() -> None:
+    """Else the plain op runs, as without a form."""
+    made, codes = build(), {"codes": "i8", "group": 0}
+    quant, other = (InputForm(suffix=suffix, shape=codes) for suffix in ("quant", "unknown"))
+    for form in (None, other):
+        assert made.writer("rms_norm", form, size=8) == made.op("rms_norm", size=8)
+    x, weight = torch.randn(2, 8), torch.ones(8)
+    rows = made.writer("rms_norm", quant, size=8)[1](x, weight, 1e-5)
+    assert isinstance(rows, Rounded) and rows.codes.dtype == torch.int8 and rows.scale.shape == (2, 1)
+    again, total = made.writer("add_rms_norm", quant, size=8)[1](x, torch.zeros(2, 8), weight, 1e-5)
+    assert torch.equal(again.codes, rows.codes) and torch.equal(total, x)
+
+
+def test_a_kernel_replaces_the_tensors_that_it_packs() -> None:
+    class Kernel:
+        packing = "turned"
+
+        def pack(self, scale: str | None, codes: str | None, order: str | None) -> tuple[str | None, ...]:
+            return f"{scale} turned", f"{codes} turned", order
+
+    class Single:
+        packing = "single"
+
+        def pack(self, weight: str) -> str:
+            return f"{weight} packed"
+
+    given = {"x": "x", "codes": "codes", "scale": "scale", "bias": None}
+    assert packed(Kernel().pack, given) == {**given, "codes": "codes turned", "scale": "scale turned"}
+    assert packed(Single().pack, {"x": "x", "weight": "weight"}) == {"x": "x", "weight": "weight packed"}
+    assert packing([Kernel(), Single()]) is None and packing([Kernel(), object()]) is None
+    assert packing([single := Single(), Single()]) == single.pack

@@ -8,7 +8,7 @@ import pytest
 import torch
 from llmcore.api import OpContext, RouteSpec
 from llmcore.api.specs import DeviceInfo
-from llmcore.ops import moe, moe_combine, moe_dispatch, moe_experts, moe_route
+from llmcore.ops import moe, moe_combine, moe_dispatch, moe_experts, moe_fused, moe_route, packing
 from transformers.models.deepseek_v2.configuration_deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
@@ -198,3 +198,20 @@ def test_experts_write_at_the_pairs_place_and_combine_weighs_them() -> None:
     combine = moe_combine.reference
     assert combine(y, weights).tolist() == [[60.0], [480.0]]
     assert combine(y, weights, torch.tensor([[1.0], [-480.0]])).tolist() == [[61.0], [0.0]]
+
+
+def test_a_mixture_packs_weights_as_its_experts_do() -> None:
+    """Whether a kernel or the expansion serves a bucket: a layer packs once for all."""
+
+    class Kernel:
+        packing = "reversed"
+
+        def pack(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight.flip(0)
+
+    def nothing(*arguments: Any) -> None: ...
+
+    kernel = Kernel()
+    fused = [moe_fused.Fused(nothing, nothing, experts, nothing) for experts in (kernel, nothing)]  # type: ignore[arg-type]
+    assert packing([kernel, fused[0]]) == kernel.pack and packing([fused[0]]) == kernel.pack
+    assert packing(fused) is None

@@ -101,7 +101,7 @@ def test_a_kernel_for_another_device_declines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("op", ["linear.w4a16", "linear.w8a16", "linear.w8a8", "linear.fp8_block"])
 def test_a_composite_without_a_kernel_is_checked_as_its_parts(op: str) -> None:
-    arguments = [op, "--check", "--json", "--device", "cpu", "--dtype", "fp32"]
+    arguments = [op, "--check", "--json", "--device", "cpu", "--dtype", "fp32", "--plugins=-triton"]
     (row,) = json.loads(CliRunner().invoke(command, arguments).stdout)
     assert (row["kernel"], row["plugin"], row["failures"]) == ("parts", "quantization", [])
     assert row["cases"] >= 16 and 0 <= row["worst"] <= 1
@@ -109,16 +109,24 @@ def test_a_composite_without_a_kernel_is_checked_as_its_parts(op: str) -> None:
     assert row["declined"] == "--deterministic: no kernel for linear" and not row["failures"]
 
 
+def test_rows_that_are_quantized_do_not_depend_on_the_rows_beside_them() -> None:
+    for op in ("quantize_rows", "silu_and_mul_quant"):
+        arguments = [op, "--check", "--json", "--device", "cpu", "--dtype", "fp16", "--deterministic", "--kernel"]
+        (row,) = json.loads(CliRunner().invoke(command, [*arguments, f"{op}=torch"]).stdout)
+        assert row["cases"] >= 10 and not row["failures"] and row["worst"] == 0
+
+
 def test_a_quantized_linears_rows_are_computed_again_alone() -> None:
     """Parts that round a token by the tokens beside it have other bits."""
     context = OpContext(op="linear.w8a8", device=DeviceInfo("cpu"), dtype="f32", bucket=1, shape=linear_w8a8.SHAPES[0])
     sample = next(sample for sample in linear_w8a8.samples(context) if len(sample[0]) > 1)
+    multiply = linear_w8a8.make(context)
 
-    def alone(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return torch.cat([linear_w8a8.reference(row[None].clone(), *rest) for row in x])
+    def alone(x: torch.Tensor, scale: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return torch.cat([multiply(x[i, None], scale[i, None], *rest) for i in range(len(x))])
 
-    def together(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return alone(x, *rest) * x.abs().amax()
+    def together(x: torch.Tensor, scale: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return alone(x, scale, *rest) * scale.amax()
 
     check_invariance(context.op, alone, alone, sample, torch.device("cpu"))
     with pytest.raises(AssertionError, match="has other bits alone"):

@@ -29,7 +29,7 @@ from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 
 from llmcore_devtools.kernels.attention_cases import AttnCase, cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
-from llmcore_devtools.kernels.compare import moved, planned, tensors
+from llmcore_devtools.kernels.compare import as_packed, moved, planned, tensors
 from llmcore_devtools.kernels.write_stored import DoesNotFit, Stores
 
 Call = Callable[[], Any]
@@ -239,7 +239,7 @@ class Bench:
         self, row: BenchRow, make: Call, module: Any, context: OpContext, rotated: Sequence[tuple[Any, ...]]
     ) -> None:
         try:
-            calls, row.tokens = _calls(make(), rotated)
+            calls, row.tokens = _calls(make(), module, context, rotated)
             row.kv_len, row.moved, row.flops = _declared(module, context, rotated[0], row.tokens)
             floor, row.bound = self.best.seconds(row.moved, row.flops)
             seconds, captured = seconds_per_call(self.device, calls, self.effort.seconds)
@@ -284,15 +284,14 @@ def _samples(module: Any, context: OpContext, tokens: int) -> Iterator[tuple[Any
         yield from itertools.islice(module.samples(context), 1)
 
 
-def _calls(kernel: Any, rotated: Sequence[tuple[Any, ...]]) -> tuple[list[Call], int]:
+def _calls(kernel: Any, module: Any, context: OpContext, rotated: Sequence[tuple[Any, ...]]) -> tuple[list[Call], int]:
     """A call per copy of the arguments, and the number of tokens in a call's result."""
     one = rotated[0][0]
     if isinstance(one, AttnCase):
         meta, out = dict(one.meta), one.out()
         planned(kernel, one, meta)
         return [partial(kernel.run, c.q, c.k_new, c.v_new, c.kv, meta, out) for (c,) in rotated], len(one.q)
-    if getattr(kernel, "packing", None) is not None:
-        rotated = [(x, kernel.pack(weight), *rest) for x, weight, *rest in rotated]
+    rotated = [as_packed(kernel, module, context, sample) for sample in rotated]
     result = tensors(kernel(*rotated[0]))[0]
     return [partial(kernel, *arguments) for arguments in rotated], result.shape[0]
 

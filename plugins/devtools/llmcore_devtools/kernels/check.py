@@ -22,14 +22,14 @@ import torch
 from llmcore.api.errors import ConfigError, LlmcoreError, reraise_if_stopping
 from llmcore.api.protocols import Device
 from llmcore.api.specs import TOKEN_BUCKETS, DType, KernelSpec, OpContext, OpSpec
-from llmcore.ops import Shape, drawing, made
+from llmcore.ops import Shape, drawing, made, packing
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
 
 from llmcore_devtools.kernels.attention_cases import cases_of
 from llmcore_devtools.kernels.attention_stored import over_its_layout
 from llmcore_devtools.kernels.bench import PARTS, parts
-from llmcore_devtools.kernels.compare import check_invariance, compare
+from llmcore_devtools.kernels.compare import as_packed, check_invariance, compare
 from llmcore_devtools.kernels.write_stored import DoesNotFit
 
 Shapes = Callable[[str], Sequence[Shape]]
@@ -194,7 +194,7 @@ def _check_context(
                 samples = cases_of(module, context, getattr(module, kind)(context), long=kind == "long_samples")
                 for number, sample in enumerate(samples, 1):
                     name = f"{kind} {number}"
-                    for form in _forms(kernel):
+                    for form in _forms(kernel, module, context):
                         worst = compare(
                             *(module, form, context, sample, device.torch_device),
                             name=name,
@@ -232,11 +232,11 @@ def _uninitialized_is_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _forms(kernel: Any) -> Iterator[Any]:
-    """The kernel on plain weights, and on packed weights if it can pack them."""
+def _forms(kernel: Any, module: Any, context: OpContext) -> Iterator[Any]:
+    """The kernel on weights as they are, and on packed weights if it can pack them."""
     yield kernel
-    if getattr(kernel, "packing", None) is not None:
-        yield lambda x, weight, *rest: kernel(x, kernel.pack(weight), *rest)
+    if packing([kernel]) is not None:
+        yield lambda *sample: kernel(*as_packed(kernel, module, context, sample))
 
 
 def _note(row: CheckRow, text: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows
 from llmcore.api.specs import OpContext
-from llmcore.ops import Op, Shape
+from llmcore.ops import Op, Shape, packed, packing
 
 from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, cases_of
 
@@ -102,7 +102,7 @@ def _function(
     name: str,
     long: bool,
 ) -> Pairs:
-    meaning: Op = module.reference if hasattr(module, "reference") else module.make(context)
+    meaning = _meaning(module, context)
     # a layout's pool has types of its own, and the reference rounds as its layout does
     written = getattr(module, "written", None)
     ours = moved(sample, where if long else torch.device("cpu"), widen=long and written is None)
@@ -117,12 +117,33 @@ def _function(
     for a, b in [] if long else outputs:
         if a.dtype != b.dtype:
             raise AssertionError(f"{context.op}, {name}: the kernel returns {a.dtype}, the reference {b.dtype}")
-    yield from (("output", a, b) for a, b in outputs)
+    if hasattr(module, "compared"):
+        yield from module.compared(tuple(returned), tuple(wanted))
+    else:
+        yield from (("output", a, b) for a, b in outputs)
     read = written or _pools
     yield from (("written pool", a, b) for a, b in zip(read(got, theirs), read(expected, ours), strict=True))
     free = getattr(module, "IN_PLACE", ())
     arguments = zip(inspect.signature(meaning).parameters, theirs, sample, strict=False)
     _unchanged({name: (a, b) for name, a, b in arguments if name not in free and not isinstance(b, tuple)})
+
+
+def as_packed(kernel: Any, module: Any, context: OpContext, sample: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an op that is a function, with its weight as `kernel`, made for `context`, packs it.
+
+    A module of an op that takes several weights, each as a tuple of tensors, names these arguments in `STACKS`."""
+    if (pack := packing([kernel])) is None:
+        return sample
+    names = inspect.signature(_meaning(module, context)).parameters
+    if stacks := getattr(module, "STACKS", ()):
+        given = zip(names, sample, strict=True)
+        return tuple(pack(*part)[: len(part)] if name in stacks else part for name, part in given)
+    return tuple(packed(pack, dict(zip(names, sample, strict=False))).values())
+
+
+def _meaning(module: Any, context: OpContext) -> Op:
+    """The function that defines the op in `context`."""
+    return module.reference if hasattr(module, "reference") else module.make(context)  # type: ignore[no-any-return]
 
 
 def _unchanged(inputs: Mapping[str, tuple[Any, Any]]) -> None:
@@ -240,8 +261,14 @@ ROW_ARGUMENTS: Mapping[str, int] = {
     "linear_silu_and_mul": 1,
     "linear.w4a16": 1,
     "linear.w8a16": 1,
-    "linear.w8a8": 1,
-    "linear.fp8_block": 1,
+    "linear.w4a16_silu_and_mul": 1,
+    "linear.w8a16_silu_and_mul": 1,
+    "linear.w8a8": 2,
+    "linear.fp8_block": 2,
+    "quantize_rows": 1,
+    "rms_norm_quant": 1,
+    "add_rms_norm_quant": 2,
+    "silu_and_mul_quant": 1,
     "rms_norm": 1,
     "add_rms_norm": 2,
     "layer_norm": 1,
@@ -319,6 +346,8 @@ def _run(kernel: AttentionKernel, case: AttnCase) -> torch.Tensor:
 
 
 def _same(what: str, together: torch.Tensor, alone: torch.Tensor) -> None:
+    if together.dtype.itemsize == 1:  # torch compares no float8
+        together, alone = together.float(), alone.float()
     if not torch.equal(together.nan_to_num(), alone.nan_to_num()):
         error = float((together.float() - alone.float()).abs().max())
         raise AssertionError(f"{what} has other bits alone, up to {error:.3g} off")

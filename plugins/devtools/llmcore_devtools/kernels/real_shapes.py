@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from llmcore.api.models import AttnSpec, RouteSpec
@@ -149,6 +150,45 @@ _BY_OP: Mapping[str, Callable[[Sizes], tuple[Shape, ...]]] = {
     "attn.merge": lambda d: ({"heads": d.heads, "value_size": d.head},),
 }
 
+_U4: Shape = {"codes": "u4", "group": 128, "scale": "f16", "zeros": True, "ordered": False}
+_I8: Shape = {"codes": "i8", "group": 0, "scale": "f32", "zeros": False, "ordered": False}
+_E4M3: Shape = {**_I8, "codes": "e4m3"}
+_BLOCKS: Shape = {**_E4M3, "group": 128}
+_WEIGHTS: Mapping[str, tuple[Shape, ...]] = {
+    "linear.w4a16": (_U4, {**_U4, "group": 64, "scale": "bf16", "zeros": False}),
+    "linear.w8a16": (_I8, _BLOCKS),
+    "linear.w8a8": (_I8, _E4M3),
+    "linear.fp8_block": (_BLOCKS,),
+}
+"""Op -> how its weights are quantized, in the words of plugin-quantization."""
+
+_ROW_FORMS: tuple[Shape, ...] = tuple(
+    {name: form[name] for name in ("codes", "group")} for form in (_I8, _E4M3, _BLOCKS)
+)
+
+_ROWS: Mapping[str, Callable[[Sizes], tuple[Shape, ...]]] = {
+    "quantize_rows": lambda d: tuple({"size": size, "static": False} for size in (d.hidden, d.inner)),
+    "rms_norm_quant": lambda d: _BY_OP["add_rms_norm"](d),
+    "add_rms_norm_quant": lambda d: _BY_OP["add_rms_norm"](d),
+    "silu_and_mul_quant": lambda d: _BY_OP["silu_and_mul"](d),
+}
+"""Op that writes quantized rows -> the shapes of the rows."""
+
+
+def _quantized(op: str, d: Sizes) -> Iterator[Shape]:
+    """The shapes of an op over quantized weights or rows, with groups that divide its rows."""
+    name, gated, _ = op.partition("_silu_and_mul")
+    if op in _ROWS:
+        shapes, forms = _ROWS[op](d), _ROW_FORMS
+    elif gated:
+        shapes, forms = tuple({**shape, "bias": False} for shape in _BY_OP["linear_silu_and_mul"](d)), _WEIGHTS[name]
+    else:
+        shapes, forms = _linears(d)[:4], _WEIGHTS[name]
+    for shape in shapes:
+        for form in forms:
+            if int(shape.get("inputs") or shape["size"] or 0) % int(form["group"] or 1) == 0:
+                yield {**shape, **form}
+
 
 def _without(shape: Shape, *names: str) -> Shape:
     return {name: value for name, value in shape.items() if name not in names}
@@ -176,6 +216,16 @@ _OTHERS: Mapping[str, tuple[Shape, ...]] = {
     "moe.experts": tuple(_only(m.shape, "experts", "top_k", "size", "inner") for m in MIXTURES),
     "moe.combine": tuple(_only(m.shape, "top_k", "size") for m in ROUTES),
     "moe.fused": tuple(m.shape for m in MIXTURES),
+    **{
+        f"moe.{op}.{name}": tuple(
+            {**shape, **_without(form, "scale", "ordered"), "scale_type": form["scale"]} for shape in shapes
+        )
+        for name, form in (("w4a16", _U4), ("w8a16", _BLOCKS))
+        for op, shapes in (
+            ("experts", tuple(_only(m.shape, "experts", "top_k", "size", "inner") for m in MIXTURES)),
+            ("fused", tuple(m.shape for m in MIXTURES)),
+        )
+    },
 }
 """Shapes of ops that only some decoders use."""
 
@@ -186,6 +236,7 @@ def real_shapes(op: str) -> tuple[Shape, ...]:
         return _OTHERS[op]
     if op.startswith("attn.gqa."):
         return tuple(shape_of(spec) for spec in (*(d.spec for d in DECODERS), *MORE_ATTENTION))
-    shapes = _BY_OP.get(op)
+    shapes: Callable[[Sizes], Iterable[Shape]] | None
+    shapes = partial(_quantized, op) if op in _ROWS or op.removesuffix("_silu_and_mul") in _WEIGHTS else _BY_OP.get(op)
     found = [shape for d in DECODERS for shape in shapes(d)] if shapes else []
     return tuple(shape for index, shape in enumerate(found) if shape not in found[:index])

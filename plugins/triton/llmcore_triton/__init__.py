@@ -6,6 +6,7 @@ from llmcore.api import KernelSpec, ModeSpec, hookimpl
 
 from llmcore_triton.specs import attention as attention_specs
 from llmcore_triton.specs import linear as linear_specs
+from llmcore_triton.specs import quantized as quantized_specs
 from llmcore_triton.specs import rows as rows_specs
 
 # `llmcore_triton.linear` is the kernels' module, and importing it here would bind the name `linear`
@@ -18,6 +19,10 @@ def register_kernels() -> Iterable[KernelSpec]:
     yield from attention_specs.latent_kernels()
     yield from linear_specs.kernels()
     yield from rows_specs.kernels()
+    yield from quantized_specs.row_kernels()
+    yield from quantized_specs.eight_bit_kernels()
+    yield from quantized_specs.weight_only_kernels()
+    yield from quantized_specs.expert_kernels()
 
 
 @hookimpl

@@ -9,7 +9,7 @@ import torch
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.rms_norm import candidates, default, launcher, norm_rows
+from llmcore_triton.rms_norm import PLAIN, candidates, default, launcher, norm_rows
 from llmcore_triton.rows import choose
 
 __all__ = ["candidates", "make", "make_with"]
@@ -17,7 +17,7 @@ __all__ = ["candidates", "make", "make_with"]
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`."""
-    launch, rows = launcher(norm_rows, context, config, ADD=True, INNER=1)
+    launch, rows = launcher(norm_rows, context, config, ADD=True, INNER=1, **PLAIN)
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -25,7 +25,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
         """x, residual [T, size] -> (normed sum, sum). The results are x and residual, changed in place."""
         n, stride = x.shape[0], x.stride(0)
         grid = ((n + rows - 1) // rows,)
-        launch(grid, x, residual, weight, x, n, stride, 0, residual.stride(0), stride, eps)
+        launch(grid, x, residual, weight, x, n, stride, 0, residual.stride(0), stride, eps, x)
         return x, residual
 
     return run

@@ -6,6 +6,7 @@ Sums across programs have a fixed order, so equal calls give equal bits.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import HOPPER, Bound, overlaps, place
 from llmcore_triton.linear_kernels import small_rows
 from llmcore_triton.linear_shapes import (
+    BARRIERS,
     GATED,
     TMA_ALIGNED,
     Sizes,
@@ -47,15 +49,15 @@ PADDED = (16, 32, 64)
 _LEAST = 16
 """The smallest side of a tile in `tl.dot`."""
 
+_LEAST_CODES = 32
+"""The fewest inputs of a tile of codes of 8 bits."""
+
 _IN_FLIGHT = 24 * 1024
 """The least bytes of weights in flight to each multiprocessor that keep memory busy."""
 
 _RESIDENT = 2
 """Programs that share a multiprocessor's memory if every tile has a program and not all fit at once with a whole one
 each."""
-
-_BARRIERS = 1024
-"""Upper bound of the bytes of shared memory for TMA's barriers."""
 
 _F32_BLOCK_K = 32
 """f32 does not use tensor cores, which round differently. Longer blocks would only mean more instructions."""
@@ -64,8 +66,7 @@ _F32_BLOCK_K = 32
 class Plan(NamedTuple):
     """One shape's launch: positional arguments by name, and the kernel with its compile-time ones.
 
-    `boxes`: the tiles of x and weight that TMA reads, or None. `weights`: their descriptors by address. They are made
-    once, because weights do not move.
+    `boxes` and `weights`: see `descriptors`.
     """
 
     programs: int
@@ -79,33 +80,51 @@ class Plan(NamedTuple):
 
 
 class SmallRows:
-    """The op, bound to a device and a configuration. More than 64 tokens go to torch."""
+    """The op, bound to a device and a configuration. More than 64 tokens go to torch.
 
-    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
-        self._context, self._config = context, config
+    `padded`: the token counts that kernels are compiled for, in ascending order.
+    """
+
+    def __init__(self, context: OpContext, config: Mapping[str, Any], padded: tuple[int, ...] = PADDED) -> None:
+        self._context, self._config, self.padded = context, config, padded
         self._gated = context.op == GATED
         self._plans: dict[tuple[int, int, int], Plan] = {}
         sizes = known_sizes(context)
         # all buffers are made here: a call may be captured into a CUDA graph, and must not own memory
         if sizes is not None:
-            for padded in PADDED:
-                self._plan((1 + self._gated) * sizes.outputs, sizes.inputs, padded)
+            for most in padded:
+                self._plan((1 + self._gated) * sizes.outputs, sizes.inputs, most)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that if the op is gated."""
-        tokens = x.shape[0]
-        if tokens > PADDED[-1]:
+        if len(x) > self.padded[-1]:
             return by_torch(x, weight, bias, self._gated)
+        return self.launch(x, weight, bias)
+
+    def launch(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        x_scale: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        spread: int = 1,
+    ) -> torch.Tensor:
+        """The op of at most padded[-1] tokens. Scales are those of codes in x and weight, and `dtype` is the result's
+        (None: that of x). `spread`: the weight's rows that share a scale."""
+        tokens = len(x)
         rows, inputs = weight.shape
-        padded = PADDED[0] if tokens <= PADDED[0] else PADDED[1] if tokens <= PADDED[1] else PADDED[2]
+        padded = self.padded[bisect_left(self.padded, tokens)]
         plan = self._plans.get((rows, inputs, padded)) or self._plan(rows, inputs, padded)
-        out = x.new_empty(tokens, plan.sizes.outputs)
+        out = x.new_empty(tokens, plan.sizes.outputs, dtype=dtype)
         has_bias = bias is not None
-        plan.launch.but(HAS_BIAS=has_bias)(
+        plan.launch.but(HAS_BIAS=has_bias, SPREAD=spread)(
             (plan.programs,),
-            *(x, weight, *_descriptors(x, weight, plan)),
+            *(x, weight, *descriptors(x, weight, plan.boxes, plan.weights), x_scale, scale),
             *(bias if has_bias else weight, out, plan.partials, plan.arrivals),
-            *(tokens, plan.sizes.outputs, inputs, x.stride(0), plan.steps),
+            *(tokens, plan.sizes.outputs, inputs, x.stride(0)),
+            *(None if x_scale is None else x_scale.stride(0), plan.steps),
         )
         return out
 
@@ -142,6 +161,7 @@ class SmallRows:
                 ONE=steps == k_steps,
                 EARLY=config["early"],
                 PDL=overlap,
+                GROUP=int(context.shape.get("group") or 0),
                 num_warps=config["warps"],
                 num_stages=stages,
                 launch_pdl=overlap,
@@ -151,29 +171,35 @@ class SmallRows:
         return plan
 
 
-def _descriptors(
-    x: torch.Tensor, weight: torch.Tensor, plan: Plan
+def descriptors(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    boxes: tuple[list[int], list[int]] | None,
+    known: dict[int, TensorDescriptor],
 ) -> tuple[TensorDescriptor, TensorDescriptor] | tuple[None, None]:
-    """Returns TMA descriptors of x and weight, or None if TMA cannot or should not read them."""
-    if plan.boxes is None:
+    """Returns TMA descriptors of x and weight, or None if TMA cannot or should not read them.
+
+    `boxes`: their tiles, or None. `known`: descriptors of weights by address. They are made once, because weights do
+    not move.
+    """
+    if boxes is None:
         return None, None
     tokens, inputs = x.shape
     # the stride of a single row may be anything
     stride = x.stride(0) if tokens > 1 else inputs
-    element = x.element_size()
     place, address = x.data_ptr(), weight.data_ptr()
-    if (place | address | stride * element | inputs * element) % TMA_ALIGNED or stride < inputs:
+    rows = stride * x.element_size() | weight.shape[1] * weight.element_size()
+    if (place | address | rows) % TMA_ALIGNED or stride < inputs:
         return None, None
-    found = plan.weights.get(address)
+    found = known.get(address)
     if found is None:
-        found = TensorDescriptor(weight, list(weight.shape), [inputs, 1], plan.boxes[1])
-        plan.weights[address] = found
-    return TensorDescriptor(x, [tokens, inputs], [stride, 1], plan.boxes[0]), found
+        found = known[address] = TensorDescriptor(weight, list(weight.shape), [weight.shape[1], 1], boxes[1])
+    return TensorDescriptor(x, [tokens, inputs], [stride, 1], boxes[0]), found
 
 
 def takes_tma(context: OpContext, config: Mapping[str, Any]) -> bool:
-    """True if tiles should come by TMA, which needs half types here."""
-    return bool(config["tma"]) and (context.device.capability or 0) >= HOPPER and element_bytes(context) == 2
+    """True if tiles should come by TMA, which is not for f32 here."""
+    return bool(config["tma"]) and (context.device.capability or 0) >= HOPPER and element_bytes(context) <= 2
 
 
 def resident(context: OpContext, config: Mapping[str, Any], sizes: Sizes) -> int:
@@ -187,20 +213,21 @@ def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded:
     """Returns (block_n, block_k, stages) of a configuration, reduced to the shape and to the shared memory."""
     gated, element = context.op == GATED, element_bytes(context)
     block_n = max(min(config["block_n"], power_of_two(sizes.outputs)), _LEAST)
-    block_k = max(min(config["block_k"], power_of_two(sizes.inputs)), _LEAST)
-    if context.dtype == "f32":
+    least = _LEAST if element > 1 else _LEAST_CODES
+    block_k = max(min(config["block_k"], power_of_two(sizes.inputs)), least)
+    if element == 4:
         block_k = min(block_k, _F32_BLOCK_K)
     room = shared_bytes(context, resident(context, config, sizes))
     if config["per_processor"]:
         # a tile that ends while others are in flight: its results move between threads through shared memory
         room -= block_n * padded * 4
     if takes_tma(context, config):
-        room -= _BARRIERS
+        room -= BARRIERS
     rows, kept = (1 + gated) * block_n, config["early"] == "shared"
     stages = 0
     while stages < 2:
         stages = (room // (block_k * element) - kept * rows) // (rows + padded)
-        if stages >= 2 or block_k <= _LEAST:
+        if stages >= 2 or block_k <= least:
             break
         block_k //= 2
     if stages < 1:
@@ -231,8 +258,9 @@ def default(context: OpContext) -> dict[str, Any]:
 
 
 _Tiles = tuple[tuple[int, int, int, int], ...]
+Tiled = tuple[tuple[bool, str, _Tiles], ...]
 _NAMES = ("block_n", "block_k", "warps", "per_processor")
-_HOPPER: tuple[tuple[bool, str, _Tiles], ...] = (
+_HOPPER: Tiled = (
     (False, "", ((64, 64, 4, 0), (64, 128, 4, 0), (64, 128, 4, 1), (64, 128, 4, 2), (64, 256, 4, 1))),
     (False, "registers", ((64, 128, 4, 2),)),
     (True, "", ((64, 128, 4, 1), (64, 128, 4, 2), (128, 64, 8, 0))),
@@ -244,7 +272,7 @@ _HOPPER: tuple[tuple[bool, str, _Tiles], ...] = (
 )
 """(`tma`, `early`, the tiles to time with them, by _NAMES)."""
 
-_OTHERS: tuple[tuple[bool, str, _Tiles], ...] = (
+_OTHERS: Tiled = (
     (False, "", tuple((64, 64, 4, programs) for programs in range(5))),
     (False, "", tuple((64, 128, 4, programs) for programs in range(3))),
     (False, "", ((128, 64, 8, 0), (128, 64, 8, 1))),
@@ -258,20 +286,29 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
     hopper = takes_tma(context, {"tma": True}) and context.device.capability == HOPPER
     seen = []
-    for tma, early, tiles in _HOPPER if hopper else _OTHERS:
+    for config in configs(_HOPPER if hopper else _OTHERS):
+        if context.dtype == "f32":
+            config["block_k"] = _F32_BLOCK_K
+        if config not in seen and worthwhile(context, config, _TILE_BYTES if hopper else 0, padded_of(context)):
+            seen.append(config)
+            yield config
+
+
+def configs(tiled: Tiled) -> Iterator[dict[str, Any]]:
+    """Returns all configurations of a list."""
+    for tma, early, tiles in tiled:
         for tile in tiles:
-            config = {**DEFAULT, **dict(zip(_NAMES, tile, strict=True)), "tma": tma, "early": early}
-            if context.dtype == "f32":
-                config["block_k"] = _F32_BLOCK_K
-            if config not in seen and _worthwhile(context, config, _TILE_BYTES if hopper else 0):
-                seen.append(config)
-                yield config
+            yield {**DEFAULT, **dict(zip(_NAMES, tile, strict=True)), "tma": tma, "early": early}
 
 
-def _worthwhile(context: OpContext, config: Mapping[str, Any], least: int) -> bool:
+def padded_of(context: OpContext) -> int:
+    """Returns the token count of the slowest kernel of a bucket of up to 64 tokens."""
+    return PADDED[-1] if context.bucket >= 2 else PADDED[0]
+
+
+def worthwhile(context: OpContext, config: Mapping[str, Any], least: int, padded: int) -> bool:
     """True if a configuration fits unchanged and keeps memory and multiprocessors busy. `least`: bytes of weights per
-    step."""
-    padded = PADDED[-1] if context.bucket >= 2 else PADDED[0]
+    step. `padded`: the token count that the kernel is compiled for."""
     sizes = known_sizes(context) or Sizes(4096, 4096)
     try:
         block_n, block_k, stages = tile_of(context, config, sizes, padded)
@@ -281,7 +318,13 @@ def _worthwhile(context: OpContext, config: Mapping[str, Any], least: int) -> bo
     step = rows * block_k * element_bytes(context)
     if block_n != config["block_n"] or block_k != config["block_k"] or stages < 3 or step < least:
         return False
-    # registers hold two accumulators of 128 rows; with fewer rows than tokens, x is read more often than weights
-    if rows > 256 or padded > block_n or resident(context, config, sizes) * (stages - 1) * step < _IN_FLIGHT:
+    if padded > PADDED[-1]:
+        # a thread keeps an accumulator of 128 registers, or of 64 if it needs others to write parts or to scale groups
+        registers = 64 if config["per_processor"] or context.shape.get("group") else 128
+        most = registers * 32 * config["warps"] // padded
+    else:
+        # registers hold two accumulators; with fewer rows than tokens, x is read more often than weights
+        most = 256 if padded <= block_n else 0
+    if rows > most or resident(context, config, sizes) * (stages - 1) * step < _IN_FLIGHT:
         return False
     return bool(config["per_processor"]) or 2 * -(-sizes.outputs // block_n) > processors(context)

@@ -41,6 +41,17 @@ to idle multiprocessors in the last round. Below it, cuBLAS and silu_and_mul wer
 Up to 256 tokens the weights have to be read in any case, so idle multiprocessors cost less."""
 
 
+@triton.jit
+def tile_at(  # type: ignore[no-untyped-def]
+    tile, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
+):
+    """Returns the first row and column of a tile. GROUP rows of tiles use the same columns one after another."""
+    first = tile // (GROUP * columns) * GROUP
+    turn = tile % (GROUP * columns)
+    beside = tl.minimum(rows - first, GROUP)
+    return (first + turn % beside) * BLOCK_M, turn // beside * BLOCK_N
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def many_rows(  # type: ignore[no-untyped-def]
     x, weight, bias, out, tokens, outputs, inputs,
@@ -55,10 +66,7 @@ def many_rows(  # type: ignore[no-untyped-def]
     release(PDL)
     rows, columns = tl.cdiv(tokens, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
     for tile in tl.range(tl.program_id(0), rows * columns, PROGRAMS, flatten=True):
-        first = tile // (GROUP * columns) * GROUP
-        turn = tile % (GROUP * columns)
-        beside = tl.minimum(rows - first, GROUP)
-        row, column = (first + turn % beside) * BLOCK_M, turn // beside * BLOCK_N
+        row, column = tile_at(tile, rows, columns, BLOCK_M, BLOCK_N, GROUP)
         both = tl.zeros([BLOCK_M, 2 * BLOCK_N], dtype=tl.float32)
         for k in range(0, tl.cdiv(inputs, BLOCK_K)):
             # loads beyond the ends of x and weight give zeros

@@ -12,12 +12,18 @@ from llmcore.api import OpContext
 from llmcore.layers import DTYPES
 
 GATED = "linear_silu_and_mul"
-"""The op whose kernels also multiply silu(gate) with up."""
+"""The op whose kernels also multiply silu(gate) with up. Such ops of quantized weights end with its name's end."""
+
+EIGHT_BITS = frozenset({"linear.w8a8", "linear.fp8_block"})
+"""The ops whose kernels multiply codes of 8 bits with each other."""
 
 UNKNOWN_PROCESSORS = 128
 
 TMA_ALIGNED = 16
 """Alignment in bytes that TMA requires of addresses and row strides."""
+
+BARRIERS = 1024
+"""Upper bound of the bytes of shared memory for TMA's barriers."""
 
 _SHARED: Mapping[int, int] = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
 """Compute capability -> KiB of shared memory per multiprocessor. A block can have all but 1 KiB of it."""
@@ -30,16 +36,21 @@ class Sizes(NamedTuple):
     inputs: int
 
 
+def is_gated(context: OpContext) -> bool:
+    """Returns True if the op also multiplies silu(gate) with up."""
+    return context.op.endswith("_silu_and_mul")
+
+
 def known_sizes(context: OpContext) -> Sizes | None:
     """Returns the sizes that the context gives, or None if it has no shape."""
-    outputs = context.shape.get("size" if context.op == GATED else "outputs")
+    outputs = context.shape.get("size" if is_gated(context) else "outputs")
     inputs = context.shape.get("inputs")
     return Sizes(int(outputs), int(inputs)) if outputs is not None and inputs is not None else None
 
 
 def element_bytes(context: OpContext) -> int:
-    """Returns the bytes of a weight."""
-    return DTYPES[context.dtype].itemsize
+    """Returns the bytes of a weight that the kernels multiply."""
+    return 1 if context.op in EIGHT_BITS else DTYPES[context.dtype].itemsize
 
 
 def shared_bytes(context: OpContext, blocks: int = 1) -> int:

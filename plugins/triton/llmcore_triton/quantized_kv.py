@@ -25,7 +25,7 @@ import triton.language as tl
 from llmcore_triton.launch import INTERPRETED
 from llmcore_triton.specs.layouts import Form
 
-_ROUNDING = tl.constexpr(1.5 * 2**23)
+ROUNDING = tl.constexpr(1.5 * 2**23)
 """Added to and subtracted from a number below 2**22, it rounds the number to the nearest integer, halves to even."""
 
 _WORDS = tl.constexpr(tl.pointer_type(tl.uint32))
@@ -271,7 +271,7 @@ def _shared(width: int, group: int) -> int:
 
 
 @triton.constexpr_function
-def _largest(codes: str) -> float:
+def largest(codes: str) -> float:
     return {"i8": 127.0, "u8": 255.0, "u4": 15.0, "e4m3": 448.0}[codes]
 
 
@@ -383,27 +383,40 @@ def _largest_of(  # type: ignore[no-untyped-def]
 def _scale(span, TYPE: tl.constexpr, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the scale of groups whose numbers span `span`, in f32, as TYPE holds it."""
     LEAST: tl.constexpr = _LEAST_F16 if TYPE.primitive_bitwidth == 16 else _LEAST_F32
-    return tl.maximum(tl.div_rn(span, _largest(CODES)).to(TYPE).to(tl.float32), LEAST)
+    return tl.maximum(tl.div_rn(span, largest(CODES)).to(TYPE).to(tl.float32), LEAST)
 
 
 @triton.jit
 def _coded(x, scale, each, least, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns codes, as int32 or e4m3. `each`: 1 / scale."""
-    MOST: tl.constexpr = _largest(CODES)
+    MOST: tl.constexpr = largest(CODES)
     if counted(CODES):
         x -= least
-    # with what the product missed, this is x / scale to the last bit, so that halves round as in a division
-    steps = x * each
-    each = tl.broadcast_to(each, x.shape)
-    exact = tl.fma(tl.fma(-steps, tl.broadcast_to(scale, x.shape), x), each, steps)
+    steps, exact = quotient(x, scale, each)
     if CODES == "e4m3":
-        # of an infinite product nothing is known to be missed
-        steps = tl.where(tl.abs(steps) < 2 * MOST, exact, steps)
-        # conversions of larger numbers give NaN on some devices; a NaN must stay one
-        codes = tl.clamp(steps, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+        codes = to_e4m3(steps, exact)
     else:
         LEAST: tl.constexpr = 0.0 if counted(CODES) else -MOST
-        whole = (exact + _ROUNDING) - _ROUNDING
+        whole = (exact + ROUNDING) - ROUNDING
         # the scale of a NaN is infinite, and infinity times zero is NaN again
         codes = tl.where(whole == whole, tl.minimum(tl.maximum(whole, LEAST), MOST), 0.0).to(tl.int32)
     return codes
+
+
+@triton.jit
+def quotient(x, scale, each):  # type: ignore[no-untyped-def]
+    """Returns x * each, and x / scale to the last bit, so that halves round as in a division. `each`: 1 / scale."""
+    steps = x * each
+    each = tl.broadcast_to(each, x.shape)
+    # the product, with what it missed
+    return steps, tl.fma(tl.fma(-steps, tl.broadcast_to(scale, x.shape), x), each, steps)
+
+
+@triton.jit
+def to_e4m3(steps, exact):  # type: ignore[no-untyped-def]
+    """Returns what `quotient` returned as e4m3, at most 448. NaN stays NaN."""
+    MOST: tl.constexpr = largest("e4m3")
+    # of an infinite product nothing is known to be missed
+    steps = tl.where(tl.abs(steps) < 2 * MOST, exact, steps)
+    # conversions of larger numbers give NaN on some devices
+    return tl.clamp(steps, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)

@@ -12,10 +12,14 @@ from llmcore.api import OpContext
 from llmcore.layers import Op
 
 from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.quantized.rows import store_rows
 from llmcore_triton.rows import choose, power, size, small, warps
 
 SHORT = 1024
 """The least elements of a program. It takes several rows if one has fewer."""
+
+PLAIN = {"CODES": "", "GROUP": 0}
+"""The constants of a norm that writes numbers of the model's type."""
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -30,14 +34,20 @@ def norm_rows(  # type: ignore[no-untyped-def]
     residual_stride,
     out_stride,
     eps,
+    scales,
     INNER: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     ADD: tl.constexpr,
+    CODES: tl.constexpr,
+    GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Norms the rows of x, [n_rows / INNER, INNER, SIZE]. With ADD, residual += x first, and the sum is normed."""
+    """Norms the rows of x, [n_rows / INNER, INNER, SIZE]. With ADD, residual += x first, and the sum is normed.
+
+    With CODES (see quantized.rows) the result is written as codes, beside `scales`.
+    """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -55,7 +65,10 @@ def norm_rows(  # type: ignore[no-untyped-def]
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
     normed = (wide * scale[:, None] * gain[None, :]).to(value.dtype)
-    tl.store(out + (rows * out_stride)[:, None] + columns[None, :], normed, mask=keep)
+    if CODES != "":
+        store_rows(normed, out, scales, rows, 0, n_rows, SIZE, CODES, GROUP)
+    else:
+        tl.store(out + (rows * out_stride)[:, None] + columns[None, :], normed, mask=keep)
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
@@ -95,13 +108,13 @@ def as_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, tuple[int, int, in
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`. It takes x of two or three dimensions; any other x is reshaped to
     two."""
-    launch, rows = launcher(norm_rows, context, config, ADD=False)
+    launch, rows = launcher(norm_rows, context, config, ADD=False, **PLAIN)
 
     def run(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., size] -> [..., size]."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         x, inner, n, strides = as_rows(x)
-        launch.but(INNER=inner)(((n + rows - 1) // rows,), x, x, weight, out, n, *strides, eps)
+        launch.but(INNER=inner)(((n + rows - 1) // rows,), x, x, weight, out, n, *strides, eps, out)
         return out
 
     return run

@@ -74,8 +74,8 @@ def test_programs_that_share_tiles(op: str, processors: int, early: str) -> None
 def test_tiles_by_tma(op: str, per_processor: int, early: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that reach over the ends of x and weight, x with NaN around it; what is not aligned comes by pointers."""
     read = []
-    describe = small_rows._descriptors
-    monkeypatch.setattr(small_rows, "_descriptors", lambda *given: read.append(describe(*given)) or read[-1])
+    describe = small_rows.descriptors
+    monkeypatch.setattr(small_rows, "descriptors", lambda *given: read.append(describe(*given)) or read[-1])
     where = context(op, "f16", device=replace(H200, processors=5))
     kernel = small_rows.make_with(where, {**SHARED, "per_processor": per_processor, "tma": True, "early": early})
     for tokens, outputs, inputs in ((1, 32, 64), (16, 30, 104), (17, 44, 136), (64, 16, 256)):

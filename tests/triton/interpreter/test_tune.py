@@ -7,12 +7,15 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from llmcore.api.specs import DeviceInfo, OpContext
+from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext, OpSpec
 from llmcore.config import Config
+from llmcore.ops import made
 from llmcore.registry.loader import build_registry, select
+from llmcore.registry.resolve import REFERENCE
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 GPU = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
@@ -47,7 +50,7 @@ def script(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-script("tune_cases")
+cases = script("tune_cases")
 tune = script("tune")
 REGISTRY = build_registry(Config(discovered=select(None).plugins))
 
@@ -81,6 +84,59 @@ def test_attention_over_quantized_kv_has_entries_of_its_own(tmp_path: Path, op: 
     assert entry["layout"] == layout
 
 
+PLAIN = {
+    **{"linear.w4a16": "linear", "linear.w8a16": "linear", "linear.w8a8": "linear", "linear.fp8_block": "linear"},
+    **{f"linear.w{bits}a16_silu_and_mul": "linear_silu_and_mul" for bits in (4, 8)},
+    **{"quantize_rows": "", "rms_norm_quant": "rms_norm", "add_rms_norm_quant": "add_rms_norm"},
+    **{"silu_and_mul_quant": "silu_and_mul"},
+}
+WIDE = {**SIZES, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("modes", "ops"),
+    [
+        (["triton_w4a16", "g64"], {"linear.w4a16", "linear.w4a16_silu_and_mul"}),
+        (["triton_w8a16"], {"linear.w8a16", "linear.w8a16_silu_and_mul"}),
+        (["triton_w8a8", "triton_int8kv"], {"linear.w8a8", *cases.QUANTIZED_ROWS}),
+        (["fp8w8a8_b128"], {"linear.fp8_block", *cases.QUANTIZED_ROWS}),
+    ],
+)
+def test_a_mode_adds_contexts_and_their_calls_run(tmp_path: Path, modes: list[str], ops: set[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    wanted = [op for op in tune.TUNABLE if not op.startswith("attn.")]
+    found = tune.contexts(REGISTRY, tmp_path, GPU, wanted, "fp32", None, modes)
+    assert {context.op for context in found} <= ops and any(context.op.startswith("linear.") for context in found)
+    for op in {context.op for context in found}:
+        context = next(context for context in found if context.op == op)
+        plain = tune.plain_of(REGISTRY, context)
+        assert (plain.op if plain else "") == PLAIN[op]
+        kernel = Reference(REGISTRY.find(OpSpec, op).module, context)
+        kernel.packing = "none" if op.startswith("linear.") else None
+        for cold in (True, False):
+            for calls in tune.Workload(REGISTRY, context, torch.device("cpu"), counts=(2,)).calls(kernel, cold):
+                y = calls[-1]()
+                assert len(y if torch.is_tensor(y) else y[0]) == 2
+        assert (kernel.packs > 4) == op.startswith("linear.")
+
+
+class Reference:
+    """The reference of an op. Its weights are packed into themselves."""
+
+    packing: str | None
+
+    def __init__(self, module: str, context: OpContext) -> None:
+        self.call, self.packs = made(KernelSpec(name=REFERENCE, op=context.op, make=f"{module}:make"), context), 0
+
+    def pack(self, codes: Any, scale: Any, zero: Any, order: Any) -> tuple[Any, ...]:
+        assert codes.dtype.itemsize == 1 and codes.view(torch.uint8).unique().numel() > 9
+        self.packs += 1
+        return codes, scale, zero, order
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+
 @pytest.mark.parametrize("op", ["gelu_and_mul", "gelu_tanh", "layer_norm", "add_layer_norm"])
 def test_calls_of_what_other_families_ask_for(op: str) -> None:
     shapes = [{"size": 32, "bias": True}, {"size": 16, "heads": 3}] if op == "layer_norm" else [{"size": 32}]
@@ -93,7 +149,7 @@ def agree(contexts: list, op: str) -> list[dict]:
     assert jobs, f"no kernel of {op} has a cost"
     ran = []
 
-    def timer(calls) -> float:
+    def timer(calls, heat) -> float:
         calls[-1]()
         ran.append(len(calls))
         return float(len(ran))
@@ -118,10 +174,38 @@ def test_the_fastest_configuration_wins_and_time_runs_out(tmp_path: Path) -> Non
     times = iter((3.0, 1.0, 2.0))
     left = iter([1.0] * 4)
     entries, notes = tune.measure(
-        REGISTRY, jobs, torch.device("cpu"), lambda calls: next(times), lambda: next(left, 0.0), counts=(1,)
+        REGISTRY, jobs, torch.device("cpu"), lambda calls, heat: next(times), lambda: next(left, 0.0), counts=(1,)
     )
     assert [(entry["us"], entry["config"]) for entry in entries] == [(1.0, jobs[0].configs[1])]
     assert notes == ["no time for 1 kernels"]
+
+
+def test_steps_at_the_power_limit_are_heated_and_their_best_are_timed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    found = tune.contexts(REGISTRY, tmp_path, GPU, ("quantize_rows",), "fp32", None, ["triton_w8a8"])
+    context = next(context for context in found if context.bucket == 3)
+    (job,) = tune.jobs_for(REGISTRY, [context], most=3)
+    times, seen = iter((3.0, 1.0, 2.0, 2.5, 2.2)), []
+
+    def timer(calls, heat) -> float:
+        seen.append(heat)
+        return next(times)
+
+    entries, notes = tune.measure(REGISTRY, [job], torch.device("cpu"), timer, lambda: 1.0, counts=(1,), every=True)
+    assert not notes and [(entry["us"], entry["config"]) for entry in entries] == [(2.2, job.configs[2])]
+    assert seen == [tune.SCREEN] * 3 + [tune.HEAT] * tune.FINALISTS
+    assert capsys.readouterr().out.count("quantize_rows=triton") == 4
+
+
+def test_the_plain_op_is_timed_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = OpContext(
+        op="rms_norm_quant", device=GPU, dtype="f32", bucket=0, shape={"size": 128, "codes": "i8", "group": 0}
+    )
+    jobs = tune.jobs_for(REGISTRY, [where], most=1)
+    tune.measure(REGISTRY, jobs, torch.device("cpu"), lambda calls, heat: 7.5, lambda: 1.0, counts=(1,))
+    assert "7.50 us  beside it: rms_norm=triton, 1 tokens, size=128" in capsys.readouterr().out
 
 
 def test_a_table_keeps_what_was_not_measured_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ program finds its expert from the places where the experts' pairs begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from llmcore_triton import tuned
 from llmcore_triton.launch import HOPPER, Bound, overlaps
 from llmcore_triton.linear_shapes import element_bytes, power_of_two, shared_bytes
-from llmcore_triton.moe.experts_kernels import grouped
+from llmcore_triton.moe.experts_kernels import grouped, outputs_of
+from llmcore_triton.quantized.packing import BITS
 from llmcore_triton.rows import size
 from llmcore_triton.specs.rows import NAME
 
@@ -30,8 +31,38 @@ _ALIGNED = 16
 _SPARE = 4096
 """Bytes of shared memory that a program needs beside its tiles, at most."""
 
+_WORD = 2
+"""Bytes of a word of codes."""
+
+_MARKS = 16
+"""Bytes of the marks of a row's block, at most."""
+
 _LAST_TOKENS = (1, 16, 64, 256)
 """The most tokens of all buckets but the last."""
+
+
+Weight = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Of all experts: [experts, rows, inputs], or (words, marks, None) as llmcore_triton.quantized.experts packs them."""
+
+
+def of(weight: Weight) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns the numbers or words of a weight, and its marks or None."""
+    return weight[:2] if isinstance(weight, tuple) else (weight, None)
+
+
+def numbers_in(context: OpContext) -> int:
+    """Returns the weights that an element holds: 1, or the codes in a word of 16 bits."""
+    codes = context.shape.get("codes")
+    return 16 // BITS[str(codes)] if codes else 1
+
+
+def form(context: OpContext, gated: bool) -> dict[str, Any]:
+    """Returns the compile-time arguments that tell how the weights of gate and up (`gated`) or of down are held."""
+    shape = context.shape
+    group, zeros = size(context, "group") if "group" in shape else 0, shape.get("zeros")
+    if zeros and not group:
+        group = size(context, "size" if gated else "inner")  # zeros are beside the scales of groups
+    return {"CODES": shape.get("codes", ""), "GROUP": group, "ZEROS": shape["scale_type"] if zeros else ""}
 
 
 class Tile(NamedTuple):
@@ -44,11 +75,16 @@ class Tile(NamedTuple):
     stages: int
 
 
+def width(context: OpContext, tile: Tile, gated: bool) -> int:
+    """Returns the outputs of a tile."""
+    return int(outputs_of(tile.block_n, gated, context.shape.get("codes", "")))
+
+
 class Boxes:
     """TMA descriptors of weights. Each is made once, because weights do not move."""
 
     def __init__(self, context: OpContext, tile: Tile, tma: bool) -> None:
-        self._box = [tile.block_n, tile.block_k]
+        self._box = [tile.block_n, tile.block_k // numbers_in(context)]
         self._takes = tma and (context.device.capability or 0) >= HOPPER and element_bytes(context) == 2
         self._made: dict[int, TensorDescriptor] = {}
 
@@ -69,9 +105,11 @@ class Half:
     places."""
 
     def __init__(self, context: OpContext, tile: Tile, tma: bool, gated: bool) -> None:
-        self._tile, self._gated = tile, gated
+        self._tile, self._gated, self._coded = tile, gated, numbers_in(context) > 1
         self._experts = size(context, "experts")
-        self._weights = Boxes(context, tile, tma)
+        # the rows of gate and up of one tile of words are not adjacent
+        self._weights = Boxes(context, tile, tma and not (gated and self._coded))
+        self._width = width(context, tile, gated)
         overlap = overlaps(context)
         self._launch = Bound(
             grouped,
@@ -82,15 +120,17 @@ class Half:
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            SWAP=tile.block_m < LONG,
+            SWAP=tile.block_m < LONG or numbers_in(context) > 1,
+            **form(context, gated),
             PDL=overlap,
             num_warps=tile.warps,
             num_stages=min(tile.stages, most_stages(context, tile, gated)),
             launch_pdl=overlap,
         )
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tokens: Dispatched) -> None:
+    def __call__(self, x: torch.Tensor, weight: Weight, out: torch.Tensor, tokens: Dispatched) -> None:
         """x [rows, inputs], weight [experts, outputs or twice as many, inputs] -> out [rows, outputs]."""
+        held, marks = of(weight)
         pairs, (outputs, inputs) = len(tokens.pairs), (out.shape[1], x.shape[1])
         tile = self._tile
         # the last tile of every expert may hold a single pair
@@ -98,8 +138,8 @@ class Half:
         tiles = some + (pairs - some) // tile.block_m
         even = inputs % tile.block_k == 0
         self._launch.but(EVEN_K=even)(
-            (tiles * -(-outputs // tile.block_n),),
-            *(x, *self._boxes(x, weight), out),
+            (tiles * -(-outputs // self._width),),
+            *(x, *self._boxes(x, held), marks, out),
             *(tokens.pairs, tokens.starts, outputs, inputs, x.stride(0)),
         )
 
@@ -108,21 +148,24 @@ class Half:
     ) -> tuple[TensorDescriptor | None, torch.Tensor, TensorDescriptor | None]:
         """The TMA box of x, the weight, and the weight's descriptor. The TMA values are None if TMA is not used."""
         tile, found = self._tile, self._weights(weight)
-        if found is None or self._gated or tile.block_m < LONG:
+        if found is None or self._gated or tile.block_m < LONG or self._coded:
             return None, weight, found
         inputs = x.shape[1]
         return TensorDescriptor(x, [len(x), inputs], [inputs, 1], [tile.block_m, tile.block_k]), weight, found
 
 
 class Experts:
-    """The op for any number of tokens."""
+    """The op for any number of tokens. `tiles`: returns the configuration with tiles of so many pairs."""
 
-    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, context: OpContext, config: Mapping[str, Any], tiles: Callable[[OpContext, int], Mapping[str, Any]]
+    ) -> None:
         self._top_k, self._experts = size(context, "top_k"), size(context, "experts")
+        self._width, self._inner = size(context, "size"), size(context, "inner")
         self._many = self._halves(context, config)
         self._few = None
         if context.bucket == len(_LAST_TOKENS) and not context.deterministic:
-            self._few = self._halves(context, _tiles(context, LONG))
+            self._few = self._halves(context, tiles(context, LONG))
 
     def _halves(self, context: OpContext, config: Mapping[str, Any]) -> tuple[Half, Half]:
         tma = bool(config["tma"])
@@ -132,15 +175,15 @@ class Experts:
         )
 
     def __call__(
-        self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor, into: torch.Tensor | None = None
+        self, tokens: Dispatched, gate_up: Weight, down: Weight, into: torch.Tensor | None = None
     ) -> torch.Tensor:
         """gate_up [experts, 2 inner, size], each expert's gate first, down [experts, size, inner] -> [N top_k, size]:
         the result of each pair at the pair's own place. `into`: where to write it; the rows of other pairs stay."""
-        x, pairs, (width, inner) = tokens.x, len(tokens.pairs), down.shape[1:]
+        x, pairs = tokens.x, len(tokens.pairs)
         few = self._few is not None and pairs < LONG * self._experts
         first, second = self._few if few and self._few is not None else self._many
-        middle = x.new_empty(pairs, inner)
-        y = x.new_empty(len(x) * self._top_k, width) if into is None else into
+        middle = x.new_empty(pairs, self._inner)
+        y = x.new_empty(len(x) * self._top_k, self._width) if into is None else into
         first(x, gate_up, middle, tokens)
         second(middle, down, y, tokens)
         return y
@@ -148,8 +191,13 @@ class Experts:
 
 def most_stages(context: OpContext, tile: Tile, gated: bool) -> int:
     """Returns the number of tiles in flight that shared memory has room for."""
-    rows = tile.block_m + (1 + gated) * tile.block_n
-    return max((shared_bytes(context) - _SPARE) // (rows * tile.block_k * element_bytes(context)), 1)
+    element = element_bytes(context)
+    if (numbers := numbers_in(context)) > 1:
+        rows = tile.block_n * (tile.block_k // numbers * _WORD + _MARKS)
+    else:
+        rows = (1 + gated) * tile.block_n * tile.block_k * element
+    held = tile.block_m * tile.block_k * element + rows
+    return max((shared_bytes(context) - _SPARE) // held, 1)
 
 
 def _tiles(context: OpContext, block_m: int) -> dict[str, Any]:
@@ -171,7 +219,7 @@ def _tiles(context: OpContext, block_m: int) -> dict[str, Any]:
     return {"gate_up": list(gate_up), "down": list(down), "tma": hopper}
 
 
-def _usual(context: OpContext) -> int:
+def usual(context: OpContext) -> int:
     """Returns the pairs of a tile such that most experts of a step need only one tile."""
     if context.deterministic:
         return LONG
@@ -184,7 +232,7 @@ def _usual(context: OpContext) -> int:
 def default(context: OpContext) -> dict[str, Any]:
     """Chooses by the pairs per expert if all experts are equally popular. Under `deterministic` there is one tile for
     all."""
-    return _tiles(context, _usual(context))
+    return _tiles(context, usual(context))
 
 
 _DECODE = (
@@ -219,14 +267,14 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     yield base
     if context.dtype == "f32" or context.deterministic:
         return
-    usual = _usual(context)
+    pairs = usual(context)
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    if usual >= LONG:
+    if pairs >= LONG:
         found += _PREFILL
-    elif usual >= LONG // 2:
+    elif pairs >= LONG // 2:
         found += [tiles for tiles in _PREFILL if tiles[0][0] == LONG]
     if context.bucket < len(_LAST_TOKENS):
-        for block_m in sorted({min(usual, 32), min(2 * usual, 32)}):
+        for block_m in sorted({min(pairs, 32), min(2 * pairs, 32)}):
             found += [((block_m, *up), (block_m, *down)) for up, down in _DECODE]
     hopper = context.device.capability == HOPPER
     for gate_up, down in found:
@@ -242,10 +290,10 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Experts:
     """The op in the configuration `config`."""
-    return Experts(context, {**default(context), **config})
+    return Experts(context, {**default(context), **config}, _tiles)
 
 
 def make(context: OpContext) -> Experts:
     """The op in the fastest measured configuration, or in the default one."""
     base = default(context)
-    return Experts(context, base if context.deterministic else tuned.choose(NAME, context, base))
+    return Experts(context, base if context.deterministic else tuned.choose(NAME, context, base), _tiles)

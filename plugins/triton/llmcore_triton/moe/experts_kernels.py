@@ -1,7 +1,9 @@
 """The GPU kernels of the experts' linears: tiles of an expert's tokens by tiles of its weights.
 
 Weights are [experts, rows, inputs], inputs contiguous. GATED: an expert has the gate's rows first and then as many of
-up, and the result is silu(gate) * up.
+up, and the result is silu(gate) * up. CODES other than "": weights are words as llmcore_triton.quantized.packing makes
+them, with `marks` [experts, groups of inputs, rows]: scales, and with ZEROS zeros beside them. ZEROS is "" or the
+scales' type.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import triton
 import triton.language as tl
 
 from llmcore_triton.launch import release, wait
+from llmcore_triton.quantized.codes import numbers, parts
 
 
 @triton.jit
@@ -94,6 +97,126 @@ def _tile(  # type: ignore[no-untyped-def]
     return acc
 
 
+@triton.constexpr_function
+def _together(codes: str, block: int, group: int) -> int:
+    """The parts of a block of inputs that share a scale, and are multiplied together."""
+    whole = int(parts(codes))
+    return min(whole, group * whole // block) if group else whole
+
+
+@triton.jit
+def _marks_of(  # type: ignore[no-untyped-def]
+    marks, expert, line, rows, inputs, k, BLOCK_K: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr
+):
+    """Returns the marks of rows `line` [N] of one expert for each group of block k of the inputs. Behind the last
+    block they are the last ones. Without groups they are 0."""
+    TURNS: tl.constexpr = parts(CODES) // _together(CODES, BLOCK_K, GROUP)
+    found = ()
+    for turn in tl.static_range(TURNS):
+        mark = 0
+        if GROUP > 0:
+            group = tl.minimum((k * BLOCK_K + turn * (BLOCK_K // TURNS)) // GROUP, tl.cdiv(inputs, GROUP) - 1)
+            mark = tl.load(marks + (expert * tl.cdiv(inputs, GROUP) + group) * rows + line)
+        found += (mark,)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def _joined(  # type: ignore[no-untyped-def]
+    words, zero, FIRST: tl.constexpr, COUNT: tl.constexpr, CODES: tl.constexpr, KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
+):  # fmt: skip
+    """Returns the COUNT (1, 2 or 4) parts of words [N, WORDS] from FIRST on, side by side: [N, COUNT * WORDS]."""
+    N: tl.constexpr = words.shape[0]
+    WORDS: tl.constexpr = words.shape[1]
+    found = numbers(words, zero, FIRST, CODES, KIND, ZEROS)
+    if COUNT > 1:
+        second = numbers(words, zero, FIRST + 1, CODES, KIND, ZEROS)
+        found = tl.join(found, second).permute(0, 2, 1).reshape(N, 2 * WORDS)
+    if COUNT > 2:
+        third = numbers(words, zero, FIRST + 2, CODES, KIND, ZEROS)
+        fourth = numbers(words, zero, FIRST + 3, CODES, KIND, ZEROS)
+        second = tl.join(third, fourth).permute(0, 2, 1).reshape(N, 2 * WORDS)
+        found = tl.join(found, second).permute(0, 2, 1).reshape(N, 4 * WORDS)
+    return found
+
+
+@triton.jit
+def _coded_product(  # type: ignore[no-untyped-def]
+    words, xs, acc, marks, now, FIRST: tl.constexpr, COUNT: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+):  # fmt: skip
+    """Adds the product of COUNT parts of words and xs [tokens, COUNT * WORDS] to acc [N, tokens], times the scale of
+    `marks` [N] if there are groups. Codes less zeros are small whole numbers, which every type holds. `now`: the same
+    marks, for the zeros."""
+    scale, zero = marks, None
+    if ZEROS != "":
+        SCALE: tl.constexpr = tl.bfloat16 if ZEROS == "bf16" else tl.float16
+        scale, zero = marks.to(tl.int16).to(SCALE, bitcast=True), (now >> 16).to(tl.int16)[:, None]
+    w = _joined(words, zero, FIRST, COUNT, CODES, xs.dtype, ZEROS != "")
+    if GROUP > 0:
+        acc += tl.dot(w, tl.trans(xs), input_precision="ieee") * scale.to(tl.float32)[:, None]
+    else:
+        acc = tl.dot(w, tl.trans(xs), acc, input_precision="ieee")
+    return acc
+
+
+@triton.constexpr_function
+def outputs_of(block_n: int, gated: bool, codes: str) -> int:
+    """The outputs of a tile with `block_n` rows of weights. With codes half of the rows are the gate's, if there is
+    one; without codes there are as many rows of up beside them."""
+    return block_n // 2 if gated and codes else block_n
+
+
+@triton.jit
+def _coded_tile(  # type: ignore[no-untyped-def]
+    x, rows, words, tiles, marks, expert, column, outputs, inputs, x_stride,
+    GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    CODES: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
+):  # fmt: skip
+    """As `_tile` with SWAP, of words. GATED: the first half of the BLOCK_N rows is the gate's, the second is up's, so
+    that few outputs still fill a product. BLOCK_K: the inputs of a block of the packing. GROUP: inputs that share a
+    scale; 0: all of a row."""
+    PARTS: tl.constexpr = parts(CODES)
+    WORDS: tl.constexpr = BLOCK_K // PARTS
+    COUNT: tl.constexpr = _together(CODES, BLOCK_K, GROUP)
+    WIDTH: tl.constexpr = outputs_of(BLOCK_N, GATED, CODES)
+    ks = tl.arange(0, COUNT * WORDS)
+    from_x = x + rows.to(tl.int64)[:, None] * x_stride + ks[None, :]
+    blocks = tl.cdiv(inputs, BLOCK_K)
+    of_expert = (1 + GATED) * outputs
+    lines = tl.arange(0, BLOCK_N)
+    # lines behind the last output read the last one
+    line = tl.minimum(column + lines % WIDTH, outputs - 1)
+    if GATED:
+        line += tl.where(lines < WIDTH, 0, outputs)
+    row = expert * of_expert + column
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    # The compiler does not load marks ahead of the products that need them. It keeps the first operand of a product in
+    # registers only if all that it is made of is loaded in the same round, so zeros are loaded again.
+    ahead = _marks_of(marks, expert, line, of_expert, inputs, 0, BLOCK_K, CODES, GROUP)
+    for k in range(0, blocks):
+        here = ahead
+        ahead = _marks_of(marks, expert, line, of_expert, inputs, k + 1, BLOCK_K, CODES, GROUP)
+        now = here
+        if ZEROS != "":
+            now = _marks_of(marks, expert, line, of_expert, inputs, k, BLOCK_K, CODES, GROUP)
+        w = _weights(words, tiles, row, line - column, k, blocks * WORDS, WORDS, True, True)
+        for turn in tl.static_range(PARTS // COUNT):
+            at = k * BLOCK_K + turn * COUNT * WORDS
+            if EVEN_K:
+                xs = tl.load(from_x + at)
+            else:
+                xs = tl.load(from_x + at, mask=(at + ks < inputs)[None, :], other=0.0)
+            acc = _coded_product(w, xs, acc, here[turn], now[turn], turn * COUNT, COUNT, CODES, GROUP, ZEROS)
+    if GROUP == 0:
+        acc *= tl.load(marks + expert * of_expert + line).to(tl.float32)[:, None]
+    if GATED:
+        gate, up = tl.split(acc.reshape(2, WIDTH, BLOCK_M).permute(1, 2, 0))
+        acc = silu_and_mul(gate, up)
+    return acc
+
+
 @triton.jit
 def _store(out, y, into, keep, column, outputs, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write a tile into rows `into` of out, where `keep` is set."""
@@ -109,19 +232,20 @@ def _store(out, y, into, keep, column, outputs, BLOCK_N: tl.constexpr, SWAP: tl.
 
 @triton.jit
 def grouped(  # type: ignore[no-untyped-def]
-    x, x_tiles, weight, w_tiles, out, pairs, starts, outputs, inputs, x_stride,
+    x, x_tiles, weight, w_tiles, marks, out, pairs, starts, outputs, inputs, x_stride,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, EVEN_K: tl.constexpr,
-    PDL: tl.constexpr,
+    CODES: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of BLOCK_M pairs of one expert by BLOCK_N outputs. Programs beyond the experts' tiles end at once.
+    """A tile of BLOCK_M pairs of one expert by `outputs_of(BLOCK_N)`. Programs beyond the experts' tiles end at once.
 
     GATED: rows of x are tokens, and rows of out are pairs sorted by expert. Else rows of x are sorted, and rows of out
     are pairs at their own places. `x_tiles`, `w_tiles`: tensor descriptors of x in [BLOCK_M, BLOCK_K] and of all
     weight rows in [BLOCK_N, BLOCK_K], or None.
     """
-    tiles_n = tl.cdiv(outputs, BLOCK_N)
-    column = tl.program_id(0) % tiles_n * BLOCK_N
+    WIDTH: tl.constexpr = outputs_of(BLOCK_N, GATED, CODES)
+    tiles_n = tl.cdiv(outputs, WIDTH)
+    column = tl.program_id(0) % tiles_n * WIDTH
     wait(PDL)
     release(PDL)
     expert, first, last = _find(starts, tl.program_id(0) // tiles_n, EXPERTS, PADDED, BLOCK_M)
@@ -131,20 +255,25 @@ def grouped(  # type: ignore[no-untyped-def]
         rows = tl.minimum(places, last - 1)
         if GATED:
             rows = tl.load(pairs + rows) // TOP_K
-        y = _tile(x, x_tiles, first, rows, weight, w_tiles, expert, column, outputs, inputs, x_stride,
-                  GATED, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, EVEN_K)  # fmt: skip
+        if CODES == "":
+            y = _tile(x, x_tiles, first, rows, weight, w_tiles, expert, column, outputs, inputs, x_stride,
+                      GATED, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, EVEN_K)  # fmt: skip
+        else:
+            y = _coded_tile(x, rows, weight, w_tiles, marks, expert, column, outputs, inputs, x_stride,
+                            GATED, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, CODES, GROUP, ZEROS)  # fmt: skip
         into = places
         if not GATED:
             into = tl.load(pairs + rows)
-        _store(out, y, into, places < last, column, outputs, BLOCK_N, SWAP)
+        _store(out, y, into, places < last, column, outputs, WIDTH, SWAP)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def unsorted(  # type: ignore[no-untyped-def]
-    x, weight, w_tiles, out, also_x, also_weight, also_tiles, also_out, chosen, tokens,
+    x, weight, w_tiles, marks, out, also_x, also_weight, also_tiles, also_out, chosen, tokens,
     outputs, inputs, x_stride, also_outputs, also_inputs, also_stride,
     TOP_K: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr, BY_PAIR: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
+    EVEN_K: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, BY_PAIR: tl.constexpr,
+    SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The same as `grouped` for at most BLOCK_M tokens. One tile of each expert has room for all of them, without an
     order.
@@ -167,9 +296,10 @@ def unsorted(  # type: ignore[no-untyped-def]
                       also_stride, GATED, BLOCK_M, BLOCK_N, BLOCK_K, True, EVEN_K)  # fmt: skip
             _store(also_out, y, lines, lines < tokens, column, also_outputs, BLOCK_N, True)
             return
-    tiles_n = tl.cdiv(outputs, BLOCK_N)
+    WIDTH: tl.constexpr = outputs_of(BLOCK_N, GATED, CODES)
+    tiles_n = tl.cdiv(outputs, WIDTH)
     tile = program // tiles_n
-    column = program % tiles_n * BLOCK_N
+    column = program % tiles_n * WIDTH
     expert = tile
     if BY_PAIR:
         expert = tl.load(chosen + tile)
@@ -185,6 +315,10 @@ def unsorted(  # type: ignore[no-untyped-def]
         rows = tl.where(here, pairs, first)
         if GATED:
             rows = rows // TOP_K
-        y = _tile(x, None, 0, rows, weight, w_tiles, expert, column, outputs, inputs, x_stride,
-                  GATED, BLOCK_M, BLOCK_N, BLOCK_K, True, EVEN_K)  # fmt: skip
-        _store(out, y, pairs, here, column, outputs, BLOCK_N, True)
+        if CODES == "":
+            y = _tile(x, None, 0, rows, weight, w_tiles, expert, column, outputs, inputs, x_stride,
+                      GATED, BLOCK_M, BLOCK_N, BLOCK_K, True, EVEN_K)  # fmt: skip
+        else:
+            y = _coded_tile(x, rows, weight, w_tiles, marks, expert, column, outputs, inputs, x_stride,
+                            GATED, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, CODES, GROUP, ZEROS)  # fmt: skip
+        _store(out, y, pairs, here, column, outputs, WIDTH, True)

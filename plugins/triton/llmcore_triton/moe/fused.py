@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from llmcore.api import OpContext
+from llmcore.layers import Op
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.linear_shapes import by_torch, power_of_two
 from llmcore_triton.moe import combine, dispatch, experts, route
-from llmcore_triton.moe.experts import Boxes, Tile
+from llmcore_triton.moe.experts import Boxes, Tile, Weight, form, numbers_in, of, width
 from llmcore_triton.moe.experts_kernels import unsorted
 from llmcore_triton.moe.token_kernels import down_of_token, gate_up_of_token
 from llmcore_triton.rows import size
@@ -34,15 +35,17 @@ _ROUTE = ("experts", "top_k", "scoring", "normalize", "scale", "groups", "top_gr
 _PARTS = {
     "moe.route": _ROUTE,
     "moe.dispatch": ("experts", "top_k"),
-    "moe.experts": ("experts", "top_k", "size", "inner"),
+    "moe.experts": ("experts", "top_k", "size", "inner", "codes", "group", "zeros", "scale_type"),
     "moe.combine": ("top_k", "size"),
 }
 """The sizes in each part's context."""
 
 
 def part(context: OpContext, op: str) -> OpContext:
-    """Returns the context of a part. The given context has the shape of moe.fused."""
-    return replace(context, op=op, shape={name: context.shape[name] for name in _PARTS[op] if name in context.shape})
+    """Returns the context of a part. The given context has the shape of moe.fused, or of one with quantized experts,
+    whose part `moe.experts` is named alike."""
+    name = context.op.replace("fused", "experts") if op == "moe.experts" else op
+    return replace(context, op=name, shape={name: context.shape[name] for name in _PARTS[op] if name in context.shape})
 
 
 class OneToken:
@@ -113,7 +116,10 @@ class Unsorted:
     """Gate and up (`gated`), or down, of up to MOST tokens, without an order of the pairs."""
 
     def __init__(self, context: OpContext, tile: Tile, tma: bool, gated: bool) -> None:
-        self._tile, self._boxes, self._experts = tile, Boxes(context, tile, tma), size(context, "experts")
+        coded = numbers_in(context) > 1
+        self._tile, self._experts = tile, size(context, "experts")
+        self._width = width(context, tile, gated)
+        self._boxes = Boxes(context, tile, tma and not (gated and coded))
         self._shared_boxes = Boxes(context, tile, tma)
         overlap = overlaps(context)
         self._launch = Bound(
@@ -123,6 +129,7 @@ class Unsorted:
             BLOCK_M=MOST,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
+            **form(context, gated),
             PDL=overlap,
             num_warps=tile.warps,
             num_stages=min(tile.stages, experts.most_stages(context, tile, gated)),
@@ -132,17 +139,18 @@ class Unsorted:
     def __call__(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         out: torch.Tensor,
         chosen: torch.Tensor,
         shared: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
     ) -> None:
         """x [tokens or pairs, inputs], weight [experts, outputs or twice as many, inputs] -> out [pairs, outputs].
         `shared`: x, weight and out of the expert that every token sees."""
+        held, marks = of(weight)
         (pairs, outputs), inputs, tile = out.shape, x.shape[1], self._tile
         by_pair, even = pairs <= self._experts, inputs % tile.block_k == 0
-        programs = (pairs if by_pair else self._experts) * -(-outputs // tile.block_n)
-        also_x, also_weight, also_out = (x, weight, out) if shared is None else shared
+        programs = (pairs if by_pair else self._experts) * -(-outputs // self._width)
+        also_x, also_weight, also_out = (x, held, out) if shared is None else shared
         box = None
         if shared is not None:
             box = self._shared_boxes(also_weight.unsqueeze(0))
@@ -150,7 +158,8 @@ class Unsorted:
             even = even and also_x.shape[1] % tile.block_k == 0
         self._launch.but(EVEN_K=even, BY_PAIR=by_pair, SHARED=shared is not None)(
             (programs,),
-            *(x, weight, self._boxes(weight), out, also_x, also_weight, box, also_out, chosen, len(chosen)),
+            *(x, held, self._boxes(held), marks, out),
+            *(also_x, also_weight, box, also_out, chosen, len(chosen)),
             *(outputs, inputs, x.stride(0), also_out.shape[1], also_x.shape[1], also_x.stride(0)),
         )
 
@@ -159,6 +168,7 @@ class FewTokens:
     """The experts of up to MOST tokens, and the weighted sum."""
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
+        self._width, self._inner = size(context, "size"), size(context, "inner")
         self._gate_up = Unsorted(context, Tile(*config["gate_up"]), config["tma"], gated=True)
         self._down = Unsorted(context, Tile(*config["down"]), config["tma"], gated=False)
         self._combine = combine.make(part(context, "moe.combine"))
@@ -168,20 +178,19 @@ class FewTokens:
         x: torch.Tensor,
         weights: torch.Tensor,
         chosen: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
         extra: torch.Tensor | None,
         shared: Shared | None,
     ) -> torch.Tensor:
         """x [T, size] -> [T, size]."""
-        width, inner = down.shape[1:]
-        middle, y = x.new_empty(chosen.numel(), inner), x.new_empty(chosen.numel(), width)
+        middle, y = x.new_empty(chosen.numel(), self._inner), x.new_empty(chosen.numel(), self._width)
         if shared is None:
             self._gate_up(x, gate_up, middle, chosen, None)
             self._down(middle, down, y, chosen, None)
         else:
             both, seen = shared
-            also, result = x.new_empty(len(x), seen.shape[1]), x.new_empty(len(x), width)
+            also, result = x.new_empty(len(x), seen.shape[1]), x.new_empty(len(x), self._width)
             self._gate_up(x, gate_up, middle, chosen, (x, both, also))
             self._down(middle, down, y, chosen, (also, seen, result))
             extra = result if extra is None else extra + result
@@ -190,15 +199,13 @@ class FewTokens:
 
 
 class Fused:
-    """The op. `config` is for the context's own bucket."""
+    """The op, from what computes the experts of one token, those of a few, and those of sorted tokens."""
 
-    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
-        one = config if context.bucket == 0 else _one(context)
-        few = config if context.bucket == 1 else _few(context)
+    def __init__(self, context: OpContext, one: Op, few: Op, many: Op) -> None:
+        self._one, self._few, self._experts = one, few, many
+        self._coded = numbers_in(context) > 1
         self._route = route.make(part(context, "moe.route"))
-        self._one, self._few = OneToken(context, one), FewTokens(context, few)
         self._dispatch = dispatch.make(part(context, "moe.dispatch"))
-        self._experts = experts.make(part(context, "moe.experts"))
         self._combine = combine.make(part(context, "moe.combine"))
 
     def __call__(
@@ -206,8 +213,8 @@ class Fused:
         x: torch.Tensor,
         router: torch.Tensor,
         bias: torch.Tensor | None,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
         extra: torch.Tensor | None = None,
         shared: Shared | None = None,
     ) -> torch.Tensor:
@@ -218,16 +225,16 @@ class Fused:
         - shared, the weights of a gated MLP, or None; its result is added, too"""
         tokens = len(x)
         weights, chosen = self._route(x, router, bias)
+        if shared is not None and (tokens > MOST or self._coded):
+            seen = by_torch(by_torch(x, shared[0], None, True), shared[1], None, False)
+            extra, shared = seen if extra is None else extra + seen, None
         if tokens > MOST:
-            if shared is not None:
-                seen = by_torch(by_torch(x, shared[0], None, True), shared[1], None, False)
-                extra = seen if extra is None else extra + seen
-            combined: torch.Tensor = self._combine(
-                self._experts(self._dispatch(x, chosen), gate_up, down), weights, extra
-            )
+            y = self._experts(self._dispatch(x, chosen), gate_up, down)
+            combined: torch.Tensor = self._combine(y, weights, extra)
             return combined
         few = self._one if tokens == 1 else self._few
-        return few(x, weights, chosen, gate_up, down, extra, shared)
+        found: torch.Tensor = few(x, weights, chosen, gate_up, down, extra, shared)
+        return found
 
 
 def _one(context: OpContext) -> dict[str, Any]:
@@ -267,10 +274,13 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Fused:
-    """The op in the configuration `config`."""
-    return Fused(context, {**default(context), **config})
+    """The op in the configuration `config`, which is for the context's own bucket."""
+    config = {**default(context), **config}
+    one = OneToken(context, config if context.bucket == 0 else _one(context))
+    few = FewTokens(context, config if context.bucket == 1 else _few(context))
+    return Fused(context, one, few, experts.make(part(context, "moe.experts")))
 
 
 def make(context: OpContext) -> Fused:
     """The op in the fastest measured configuration, or in the default one."""
-    return Fused(context, tuned.choose(NAME, context, default(context)))
+    return make_with(context, tuned.choose(NAME, context, {}))

@@ -42,7 +42,7 @@ QUANTIZED: Mapping[str, tuple[Form, Form]] = {
 QUANTIZED_LATENT: Mapping[str, Form] = {"mla-latent-fp8": Form("e4m3", group=128)}
 """Layout of latent rows -> how it stores the latent. The rotated part stays in the model's type."""
 
-_FP8 = 89
+FP8 = 89
 """The least compute capability that converts fp8."""
 
 
@@ -50,6 +50,6 @@ def no_fp8(context: OpContext) -> str | None:
     """Returns why the device cannot store numbers as the layout of `context` does, or None."""
     name = context.layout or TOKEN
     forms = (*QUANTIZED.get(name, ()), *([QUANTIZED_LATENT[name]] if name in QUANTIZED_LATENT else []))
-    if (context.device.capability or 0) >= _FP8 or all(form.codes != "e4m3" for form in forms):
+    if (context.device.capability or 0) >= FP8 or all(form.codes != "e4m3" for form in forms):
         return None
-    return f"stores fp8 on GPUs of compute capability {_FP8} or more"
+    return f"stores fp8 on GPUs of compute capability {FP8} or more"

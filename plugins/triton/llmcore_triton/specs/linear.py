@@ -70,11 +70,11 @@ def _small_rows(context: OpContext) -> str | None:
 
 
 def _fused_small_rows(context: OpContext) -> str | None:
-    return _small_rows(context) or _slower_than_parts("small_rows", context)
+    return _small_rows(context) or slower_than_parts("small_rows", context)
 
 
 def _fused_gemv(context: OpContext) -> str | None:
-    return _slower_than_parts("gemv", context)
+    return slower_than_parts("gemv", context)
 
 
 def _fused_many_rows(context: OpContext) -> str | None:
@@ -83,18 +83,21 @@ def _fused_many_rows(context: OpContext) -> str | None:
         return "is made for one shape, and none is known"
     if inputs % 8 or size % 8:
         return f"needs inputs and size to be multiples of 8, has {inputs} and {size}"
-    return _slower_than_parts("many_rows", context)
+    return slower_than_parts("many_rows", context)
 
 
-def _slower_than_parts(kernel: str, context: OpContext) -> str | None:
-    """`resolve` cannot compare a composite with its expansion, which has no cost of its own. So this function compares
-    them."""
-    shape = context.shape
+def slower_than_parts(kernel: str, context: OpContext, op: str = "linear") -> str | None:
+    """Returns why the op `op` with silu_and_mul after it is faster than `kernel`, or None.
+
+    `resolve` cannot compare a composite with its expansion, which has no cost of its own. So this function compares
+    them.
+    """
+    shape = dict(context.shape)
     if "inputs" not in shape or "size" not in shape:
         return None
-    inputs, size = shape["inputs"], shape["size"]
-    linear = {"inputs": inputs, "outputs": 2 * int(size or 0), "bias": shape.get("bias", False)}
-    first = tuned.fastest(replace(context, op="linear", shape=linear))
+    size = shape.pop("size")
+    linear = {"bias": False, **shape, "outputs": 2 * int(size or 0)}
+    first = tuned.fastest(replace(context, op=op, shape=linear))
     activation = replace(context, op="silu_and_mul", shape={"size": size})
     second = tuned.fastest(activation) or tuned.fastest_of_any_shape(activation)
     ours = tuned.microseconds(replace(context, kernel=kernel))

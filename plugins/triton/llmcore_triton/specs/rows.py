@@ -23,7 +23,9 @@ MOST_EXPERTS = 256
 """Columns that one program can select from."""
 
 _HEADS = ("heads", "size", "rotated")
-_EXPERTS = ("experts", "top_k", "size", "inner")
+
+EXPERTS = ("experts", "top_k", "size", "inner")
+"""The sizes that kernels for mixtures are made for."""
 
 _KERNELS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("embedding", ("size",), "rows copied in blocks"),
@@ -43,9 +45,9 @@ _KERNELS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("step_outputs", (), "one launch"),
     ("moe.route", ("experts", "top_k", "size"), "one launch, the inputs of few tokens split over programs"),
     ("moe.dispatch", ("experts", "top_k"), "one launch, a program per expert"),
-    ("moe.experts", _EXPERTS, "two launches over tiles of each expert's tokens"),
+    ("moe.experts", EXPERTS, "two launches over tiles of each expert's tokens"),
     ("moe.combine", ("top_k", "size"), "blocks of columns"),
-    ("moe.fused", _EXPERTS, "three launches for one token, four for up to 16, nothing sorted"),
+    ("moe.fused", EXPERTS, "three launches for one token, four for up to 16, nothing sorted"),
 )
 """Op, the sizes that its kernel is made for, and a short description."""
 

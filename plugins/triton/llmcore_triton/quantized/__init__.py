@@ -1,0 +1,1 @@
+"""Kernels for quantized weights and inputs. Their ops are plugin-quantization's."""

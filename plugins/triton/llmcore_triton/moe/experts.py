@@ -155,7 +155,7 @@ class Half:
 
 
 class Experts:
-    """The op for any number of tokens. `tiles`: returns the configuration with tiles of so many pairs."""
+    """The op for any number of tokens. `tiles`: returns the configuration with tiles of that number of pairs."""
 
     def __init__(
         self, context: OpContext, config: Mapping[str, Any], tiles: Callable[[OpContext, int], Mapping[str, Any]]

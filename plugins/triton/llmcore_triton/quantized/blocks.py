@@ -23,7 +23,7 @@ def pack(codes: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 class Packs:
-    """What the kernels of linear.fp8_block share with those of linear.w8a8, which keeps its tensors as they are."""
+    """The packing of the kernels of linear.fp8_block. Those of linear.w8a8 keep their tensors as they are."""
 
     def __init__(self, context: OpContext) -> None:
         if group_of(context):

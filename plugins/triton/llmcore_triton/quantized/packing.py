@@ -2,7 +2,7 @@
 
 The inputs of a row are cut into blocks. Word w of a block holds input w of each part of the block: four nibbles or two
 bytes, whose inputs lie a quarter or half of the block apart, the first in the low bits. So a tile of words becomes
-tiles of neighbouring inputs by shifts alone, and 16-bit words take the ways of bf16 through the memories. The last
+tiles of neighbouring inputs by shifts alone. Words of 16 bits are loaded and moved as bf16 is. The last
 block may reach over the end of the inputs; kernels multiply its surplus codes with zeros.
 
 Scales are [groups, outputs], since a tile needs those of many outputs and few groups. Each has 32 bits, the least that
@@ -82,7 +82,7 @@ def marks(scale: torch.Tensor, zero: torch.Tensor | None, dtype: str) -> torch.T
 
 
 class Packing:
-    """The packed form of the weights of one linear. `group`: inputs that share a scale; 0: all, and there is no zero.
+    """The packed form of the weights of one linear. `group`: inputs that share a scale; 0: all, without zeros.
     `alike`: parts of a block that share a scale.
 
     Raises ValueError for groups that no block fits.

@@ -38,7 +38,7 @@ same weights before the next weights come. `scaled`: see the kernel. For the oth
 
 _WIDE: dict[str, Any] = {"block_n": 128, "warps": 8, "per_processor": 1, "tma": True}
 _LONG: dict[str, Any] = {"block_w": 32, "tokens": 128, "scaled": "weights"}
-"""What is better for more than 16 tokens, and for more than 64."""
+"""Better choices for more than 16 tokens, and for more than 64."""
 
 PADDED = (16, 32, 64, 128, 256)
 """Token counts of a tile that kernels are compiled for."""
@@ -304,5 +304,5 @@ def _many(context: OpContext) -> Iterable[dict[str, Any]]:
 
 
 def _scaled(context: OpContext, way: Any) -> Any:
-    """Returns `scaled`, which makes no difference to scales of whole rows."""
+    """Returns `scaled`, or "sums" for scales of whole rows, which are applied at the end."""
     return way if context.shape["group"] else "sums"

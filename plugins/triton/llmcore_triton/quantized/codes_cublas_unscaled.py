@@ -1,8 +1,8 @@
 """linear.w8a8 of float8 codes, kernel cublas_unscaled: cuBLAS multiplies codes, and a launch of ours applies scales.
 
-cuBLAS is faster with one scale for a whole tensor than with those of rows: by 23 % for the linears of a layer of
-Llama-3.1-8B and 128 tokens on an H200 (77 and 100 us), by 14 % for 256 tokens. The products are bf16 in between, whose
-range holds the largest sums of products of codes. So results are rounded twice.
+cuBLAS is faster with one scale for a whole tensor than torch is with those of rows: 6,144 outputs of 4,096 inputs take
+13.7 us instead of 15.0, the mean of 128 and 256 tokens on an H200 (`scripts/tune.py`). The products are bf16 in
+between, whose range holds the largest sums of products of codes. So results are rounded twice.
 """
 
 from __future__ import annotations

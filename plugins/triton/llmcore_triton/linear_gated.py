@@ -23,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import silu_and_mul, tuned
 from llmcore_triton.launch import Bound, Box, overlaps, release, wait
+from llmcore_triton.linear_kernels import tile_at
 from llmcore_triton.linear_shapes import TMA_ALIGNED, known_sizes, processors
 
 KERNEL = "many_rows"
@@ -39,17 +40,6 @@ WANTED: Mapping[int, float] = {3: 0.8, 4: 0.9}
 """By token bucket: the least useful share of a launch's multiplications. The rest pads tiles of `block_m`, or belongs
 to idle multiprocessors in the last round. Below it, cuBLAS and silu_and_mul were faster for most numbers of tokens.
 Up to 256 tokens the weights have to be read in any case, so idle multiprocessors cost less."""
-
-
-@triton.jit
-def tile_at(  # type: ignore[no-untyped-def]
-    tile, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
-):
-    """Returns the first row and column of a tile. GROUP rows of tiles use the same columns one after another."""
-    first = tile // (GROUP * columns) * GROUP
-    turn = tile % (GROUP * columns)
-    beside = tl.minimum(rows - first, GROUP)
-    return (first + turn % beside) * BLOCK_M, turn // beside * BLOCK_N
 
 
 @triton.jit(do_not_specialize=["tokens"])

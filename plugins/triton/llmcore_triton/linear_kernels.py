@@ -42,6 +42,17 @@ def touch(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def tile_at(  # type: ignore[no-untyped-def]
+    tile, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
+):
+    """Returns the first row and column of a tile. GROUP rows of tiles use the same columns one after another."""
+    first = tile // (GROUP * columns) * GROUP
+    turn = tile % (GROUP * columns)
+    beside = tl.minimum(rows - first, GROUP)
+    return (first + turn % beside) * BLOCK_M, turn // beside * BLOCK_N
+
+
+@triton.jit
 def corner(  # type: ignore[no-untyped-def]
     tile, tokens, outputs, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
@@ -52,10 +63,7 @@ def corner(  # type: ignore[no-untyped-def]
     row, column = 0, tile
     if BESIDE > 0:
         rows, columns = tl.cdiv(tokens, TOKENS), tl.cdiv(outputs, BLOCK_N)
-        first = tile // (BESIDE * columns) * BESIDE
-        turn = tile % (BESIDE * columns)
-        beside = tl.minimum(rows - first, BESIDE)
-        row, column = (first + turn % beside) * TOKENS, turn // beside
+        row, column = tile_at(tile, rows, columns, TOKENS, 1, BESIDE)
     return row, column
 
 

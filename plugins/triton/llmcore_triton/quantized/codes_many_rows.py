@@ -18,8 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, Box, overlaps, place, release, wait
-from llmcore_triton.linear_gated import tile_at
-from llmcore_triton.linear_kernels import scaled
+from llmcore_triton.linear_kernels import scaled, tile_at
 from llmcore_triton.linear_shapes import BARRIERS, buffer, known_sizes, power_of_two, processors, shared_bytes
 from llmcore_triton.quantized.blocks import Packs, group_of, spread_of
 from llmcore_triton.quantized.codes_finish import MOST, Finish

@@ -104,3 +104,16 @@ class Packing:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Canonical tensors in the packed form, in which the zeros are beside the scales."""
         return packed(codes, self.blocks), marks(scale, zero, self._dtype), None, order
+
+    def arranged(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None,
+        order: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Canonical or packed tensors -> x [T, inputs] in the order of the codes, words, and marks."""
+        if codes.dtype != torch.int16:
+            codes, scale, zero, order = self.pack(codes, scale, zero, order)
+        return x if order is None else x.index_select(1, order), codes, scale

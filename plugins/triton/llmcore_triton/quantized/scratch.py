@@ -107,10 +107,7 @@ class Scratch:
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
-        if codes.dtype != torch.int16:
-            codes, scale, zero, order = self.pack(codes, scale, zero, order)
-        if order is not None:
-            x = x.index_select(1, order)
+        x, codes, scale = self._form.arranged(x, codes, scale, zero, order)
         rows, inputs = self._rows, self._inputs
         weight = _shared.of(*self._buffer, rows * inputs)[: rows * inputs].view(rows, inputs)
         grid = -(-rows // self._block_n), self._form.blocks.total

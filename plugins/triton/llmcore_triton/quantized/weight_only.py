@@ -96,10 +96,7 @@ class WeightOnly:
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
-        if codes.dtype != torch.int16:
-            codes, scale, zero, order = self.pack(codes, scale, zero, order)
-        if order is not None:
-            x = x.index_select(1, order)
+        x, codes, scale = self._form.arranged(x, codes, scale, zero, order)
         tokens = x.shape[0]
         plan = self._plan(tokens)
         out = x.new_empty(tokens, self._sizes.outputs)

@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py [--model FILE.gguf] [--only ids logits long ...]
     python benchmarks/accuracy.py --only quantized [--model MODEL] [--modes "triton_w4a16 g64" ...] [--passages FILE]
-    python benchmarks/accuracy.py --only kernels [--model MODEL] [--modes "triton_w4a16 g64" ...]
+    python benchmarks/accuracy.py --only kernels batch [--model MODEL] [--modes "triton_w4a16 g64" ...]
 
 The lines:
 
@@ -10,7 +10,8 @@ The lines:
     logits      relative L2 error of bf16 logits against f32 on the same weights, beside that of transformers' bf16
     long        the same on a random model with llama3's rope scaling, up to 32k tokens
     perplexity  on the repository's own documentation, beside transformers' in the same dtype
-    batch       with --deterministic: single answers, and a batch of 64 with prefix hits and preemptions; its cost
+    batch       with --deterministic: single answers, and a batch of 64 with prefix hits and preemptions; its cost; for
+                each list of modes, or without one
     quantized   for each list of modes that quantize weights or KV: the KL divergence from the unquantized model in
                 f32, in nats per token, the growth of the loss, and the bytes of the weights, over the first 512 tokens
                 of each text in tests/data/handbook.json or FILE. Only the demo model has limits. A list of modes takes
@@ -143,7 +144,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bench:
-    """The device of the run. `small`: sizes for a CPU. `modes`: for `quantized` and `kernels`, () for all."""
+    """The device of the run. `small`: sizes for a CPU. `modes`: for `batch`, `quantized` and `kernels`."""
 
     device: Device
     file: str
@@ -255,7 +256,12 @@ def perplexity(bench: Bench) -> Iterator[Line]:
 
 
 def batch(bench: Bench) -> Iterator[Line]:
-    """Yields comparisons of bits that must not depend on the other requests of a batch."""
+    """Yields comparisons of bits that must not depend on the other requests of a batch, for each list of modes."""
+    for modes in bench.modes or [""]:
+        yield from _batch(bench, modes)
+
+
+def _batch(bench: Bench, modes: str) -> Iterator[Line]:
     count, new = (6, 64) if bench.small else (64, 96)
     tokens = text_ids(bench.file)
     draw = random.Random(1)
@@ -266,7 +272,7 @@ def batch(bench: Bench) -> Iterator[Line]:
     ]
     longest = max(map(len, prompts)) + new
     given: dict[str, Any] = {"data_type": "bf16", "device": bench.device.info.type, "max_req_total_len": 512}
-    given["max_total_token_num"] = 32768
+    given |= {"max_total_token_num": 32768, "mode": modes.split()}
     # Too few slots for all, and estimated lengths are too short (except with ignore_eos): some requests are preempted.
     slots = max(512, count * longest // 3)
     tight = {**given, "max_total_token_num": slots, "router_token_ratio": 1.0, "router_max_new_token_len": 8}
@@ -276,15 +282,14 @@ def batch(bench: Bench) -> Iterator[Line]:
                 together, _ = answers(llm, prompts, new)
             load = llm.load()
     except LlmcoreError as error:
-        yield Line("--deterministic", str(error).splitlines()[0], "starts", bench.small)
+        yield Line(f"--deterministic {modes}".rstrip(), str(error).splitlines()[0], "starts", bench.small)
         return
     with LLM(bench.file, deterministic=True, disable_dynamic_prompt_cache=True, **given) as llm:
         alone = [answers(llm, [prompt], new)[0][0] for prompt in prompts[:: 1 if bench.small else 4]]
     compare_with = together[:: 1 if bench.small else 4]
     equal = sum(mine == theirs for mine, theirs in zip(alone, compare_with, strict=True))
-    yield Line(
-        f"answers alone and in a batch of {count}", f"{equal} of {len(alone)} equal", "all", equal == len(alone)
-    )
+    what = f"answers alone and in a batch of {count}" + (f", {modes}" if modes else "")
+    yield Line(what, f"{equal} of {len(alone)} equal", "all", equal == len(alone))
     yield Line("  prefix hits in the batch", f"{load.cached_tokens} tokens", "some", load.cached_tokens > 0)
     yield Line("  preemptions in the batch", str(load.preemptions), "some", load.preemptions > 0)
     speeds = []
@@ -433,7 +438,7 @@ CHECKS: Mapping[str, Callable[[Bench], Iterator[Line]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEMO), metavar="FILE", help="a model in GGUF, with its tokenizer")
-    parser.add_argument("--modes", nargs="+", default=(), help="for quantized and kernels: lists of modes")
+    parser.add_argument("--modes", nargs="+", default=(), help="for batch, quantized and kernels: lists of modes")
     parser.add_argument("--passages", type=Path, default=PASSAGES, help="for quantized: JSON with a list of texts")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))

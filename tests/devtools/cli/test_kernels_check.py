@@ -109,6 +109,15 @@ def test_a_composite_without_a_kernel_is_checked_as_its_parts(op: str) -> None:
     assert row["declined"] == "--deterministic: no kernel for linear" and not row["failures"]
 
 
+def test_a_composite_is_checked_as_its_parts_if_no_kernel_is_deterministic() -> None:
+    arguments = ["linear.w8a8", "--check", "--json", "--device", "cpu", "--dtype", "fp32", "--deterministic"]
+    rows = {row["kernel"]: row for row in json.loads(CliRunner().invoke(command, arguments).stdout)}
+    assert rows.pop("parts")["declined"] == "--deterministic: no kernel for linear"
+    assert rows and all("may depend on the batch" in row["declined"] for row in rows.values())
+    arguments[0] = "rms_norm_quant"  # has one, for a GPU
+    assert "parts" not in {row["kernel"] for row in json.loads(CliRunner().invoke(command, arguments).stdout)}
+
+
 def test_rows_that_are_quantized_do_not_depend_on_the_rows_beside_them() -> None:
     for op in ("quantize_rows", "silu_and_mul_quant"):
         arguments = [op, "--check", "--json", "--device", "cpu", "--dtype", "fp16", "--deterministic", "--kernel"]

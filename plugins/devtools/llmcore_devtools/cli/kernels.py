@@ -79,7 +79,8 @@ def _units(asked: Asked, registry: Registry, device: Device) -> list[Unit]:
     from llmcore_devtools.kernels.check import units
 
     pins = apply_modes(asked.mode, registry, device.info, asked.kernel).kernels
-    return units(registry, asked.op, pins, (data_type(asked.dtype),) if asked.dtype else DTYPES)
+    dtypes = (data_type(asked.dtype),) if asked.dtype else DTYPES
+    return units(registry, asked.op, pins, dtypes, asked.deterministic)
 
 
 def _rows(asked: Asked, registry: Registry, device: Device, seed: int, todo: Iterable[Unit]) -> Iterator[Row]:

@@ -70,10 +70,12 @@ class Unit(NamedTuple):
     dtype: DType
 
 
-def units(registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: Collection[DType]) -> list[Unit]:
+def units(
+    registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: Collection[DType], deterministic: bool
+) -> list[Unit]:
     """The units to check: of `op` or of all ops, the pinned kernel or all except the reference.
 
-    A composite without a kernel has one as well, its parts.
+    A composite without a kernel that may run has one as well, its parts.
     """
     found = []
     for spec, plugin in registry.specs(OpSpec):
@@ -84,7 +86,8 @@ def units(registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: C
             name = candidate[0].name
             if name == pins[spec.name] if spec.name in pins else name != REFERENCE:
                 wanted.append(candidate)
-        if not wanted and spec.expands_to and "kv_write" not in spec.name:  # whose other part is the layout's
+        served = any(kernel.batch_invariant or not deterministic for kernel, _ in wanted)
+        if not served and spec.expands_to and "kv_write" not in spec.name:  # whose other part is the layout's
             refuses = partial(_without_parts, registry)
             wanted.append(
                 (KernelSpec(op=spec.name, name=PARTS, make="", refuses=refuses, batch_invariant=True), plugin)

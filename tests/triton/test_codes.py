@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo
 from llmcore.registry.resolve import candidates_for, resolve, why_not
 from llmcore_devtools import registry_of
@@ -73,6 +74,19 @@ def test_the_least_time_wins(op: str, measured: Any) -> None:
     assert name(asked) == "many_rows"
     measured(asked, many_rows=20.0, cublas_unscaled=18.0)
     assert name(asked) == ("cublas_unscaled" if op == ROWS else "many_rows")
+    measured(asked, many_rows=20.0, warpgroups=18.0)
+    assert name(asked) == ("warpgroups" if op == ROWS else "many_rows")
+
+
+def test_where_gluon_is_another(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, kernel = context(ROWS, "i8"), spec(ROWS, "warpgroups")
+    measured(asked, warpgroups=1.0)
+    assert why_not(kernel, asked) is None
+    with monkeypatch.context() as other:
+        other.setattr(triton, "__version__", "3.7.0")
+        assert "Gluon of Triton 3.6.x, not of 3.7.0" in (why_not(kernel, asked) or "")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    assert "interpreter" in (why_not(kernel, asked) or "")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +98,8 @@ def test_the_least_time_wins(op: str, measured: Any) -> None:
         (ROWS, "cublas", {"codes": "i8"}, "needs codes e4m3"),
         (ROWS, "cublas_unscaled", {"outputs": 6152}, "outputs to be a multiple of 16"),
         (ROWS, "cublas_unscaled", {}, "nobody has measured it here"),
+        (ROWS, "warpgroups", {"outputs": 6152}, "outputs to be a multiple of 16"),
+        (ROWS, "warpgroups", {}, "nobody has measured it here"),
         (GROUPS, "cublas", {"inputs": 128}, "inputs to be a multiple of 512"),
         (GROUPS, "many_rows", {"group": 64}, "groups of 128"),
         (GROUPS, "small_rows", {"group": 64}, "groups of 128"),

@@ -72,6 +72,9 @@ _GROUP = 128
 _BLOCK_SCALES = (12, 9)
 """The first CUDA in which cuBLAS has scales of blocks."""
 
+_GLUON = "3.6."
+"""The Triton whose Gluon the kernels use. Gluon is experimental, and its names change."""
+
 _CUBLAS = Requires(
     device="cuda", capability=(90, 90), dtypes=frozenset({"bf16"}), shape={"codes": frozenset({"e4m3"})}
 )
@@ -118,6 +121,15 @@ def eight_bit_kernels() -> Iterable[KernelSpec]:
         cost=COST,
         summary="cuBLAS's product of float8, then the scales",
     )
+    yield KernelSpec(
+        op="linear.w8a8",
+        name="warpgroups",
+        make=f"{_CODES}warpgroups:make",
+        when=MANY,
+        refuses=_warpgroups,
+        cost=COST,
+        summary="results written while others are computed",
+    )
 
 
 def _no_linear(context: OpContext) -> str | None:
@@ -156,6 +168,24 @@ def _cublas_unscaled(context: OpContext) -> str | None:
     if (reason := _misaligned(context, 16, 16)) is None and tuned.find("cublas_unscaled", context) is None:
         return "nobody has measured it here"
     return reason
+
+
+def _warpgroups(context: OpContext) -> str | None:
+    if (reason := _misaligned(context, 16, 16) or _no_gluon()) is None and tuned.find("warpgroups", context) is None:
+        return "nobody has measured it here"
+    return reason
+
+
+def _no_gluon() -> str | None:
+    """Returns why kernels in Gluon do not run here, or None."""
+    # not imported: commands that list kernels run without triton
+    triton = sys.modules.get("triton")
+    if triton is None:
+        return None
+    if triton.knobs.runtime.interpret:
+        return "does not run in Triton's interpreter"
+    version = triton.__version__
+    return None if version.startswith(_GLUON) else f"is written in the Gluon of Triton {_GLUON}x, not of {version}"
 
 
 def _misaligned(context: OpContext, inputs: int, outputs: int) -> str | None:

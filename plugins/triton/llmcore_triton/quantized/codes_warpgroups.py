@@ -1,0 +1,216 @@
+"""linear.w8a8, kernel warpgroups: more than 64 tokens on Hopper, in Gluon.
+
+Results are written while others are computed (see codes_warpgroups_kernel). Codes of float8 are added up with the
+tensor cores' own bits, as many_rows and cuBLAS do. Each call chooses the width of tiles, and how many programs share
+one. Equal calls give equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from llmcore.api import OpContext
+from llmcore.layers import DTYPES
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from llmcore_triton import tuned
+from llmcore_triton.launch import Bound, overlaps, place
+from llmcore_triton.linear_shapes import BARRIERS, buffer, known_sizes, power_of_two, processors, shared_bytes
+from llmcore_triton.quantized.codes_finish import MOST, Finish
+from llmcore_triton.quantized.codes_warpgroups_kernel import BLOCK_K, SHARED_TILES, codes_times_codes
+
+KERNEL = "warpgroups"
+
+DEFAULT: dict[str, Any] = {"m": 64, "n": 256, "along": "tokens", "stages": 8, "skew": 0, "group": 16, "parts": MOST}
+"""Each of the two teams of a program has `m` tokens and `n` outputs, or fewer outputs where that is faster.
+- `along`: teams divide the "tokens" or the "outputs" of a tile.
+- `stages`: steps in shared memory at most. There are fewer if it ends.
+- `skew`: steps by which the second team starts later, so that the teams do not write at the same time.
+- `group`: tiles of tokens that use the same weights before the next weights come.
+- `parts`: the most programs that share a tile."""
+
+_STEP: int = BLOCK_K.value
+"""Inputs of a step."""
+
+_NARROWEST = 64
+"""The fewest outputs of a team."""
+
+_PRODUCTS, _LOADED = 4096, 48
+"""Products that a multiprocessor computes in a cycle, and the bytes that it loads."""
+
+_FINISH, _MOVED = 2500, 20
+"""Cycles of the launch that adds parts, and the bytes that it moves in a cycle for each multiprocessor."""
+
+_STARTED = 168
+"""Registers that a thread starts with. Those of three groups of 128 threads fit into a multiprocessor."""
+
+_SCRATCH = 8 * 1024
+"""Bytes of shared memory in which warps turn results."""
+
+
+class Tiles(TensorDescriptor):  # type: ignore[misc]
+    """A TMA descriptor whose maker has checked alignment already. Gluon's own class checks it again."""
+
+    def __post_init__(self) -> None:
+        """Checks nothing."""
+
+
+class Choice(NamedTuple):
+    """How a call is cut: the outputs of a team, and the programs that share a tile."""
+
+    n: int
+    parts: int
+
+
+class Warpgroups:
+    """The op, bound to a device, sizes and a configuration, for any number of tokens.
+
+    The first call also launches each kernel that later calls may choose, for one token. So they are compiled at the
+    start, and no request waits for the compiler.
+    """
+
+    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
+        sizes = known_sizes(context)
+        if sizes is None:
+            raise ValueError(f"{KERNEL} of {context.op} needs a shape with inputs and outputs, has none")
+        self._outputs, self._inputs = sizes
+        self._dtype, self._programs = DTYPES[context.dtype], processors(context)
+        self._m, self._along, self._most = int(config["m"]), str(config["along"]), int(config["parts"])
+        self._widths = [n for n in (int(config["n"]), int(config["n"]) // 2) if n >= _NARROWEST]
+        self._weights: dict[tuple[int, int], TensorDescriptor] = {}
+        self._choices: dict[int, Choice] = {}
+        self._first = True
+        overlap = overlaps(context)
+        self._launches: dict[int, Bound] = {}
+        for n in self._widths:
+            stages = stages_of(context, config, n)
+            self._launches[n] = Bound(
+                codes_times_codes,
+                **{"M": self._m, "N": n, "ALONG": self._along, "STAGES": stages},
+                **{"SKEW": min(int(config["skew"]), stages - 1), "TURN": config["group"], "PDL": overlap},
+                **{"num_warps": 4, "launch_pdl": overlap, "maxnreg": _STARTED},
+            )
+        self._finish = Finish(context, MOST, scaled=True)
+        # made here: a call may be captured into a CUDA graph, and must not own memory
+        kind = torch.int32 if context.shape["codes"] == "i8" else torch.float32
+        most = self._programs * 2 * self._m * self._widths[0] if self._most > 1 else 1
+        self._sums = buffer(place(context), torch.float32, power_of_two(most)).view(kind)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        x_scale: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x [T, inputs], x_scale [T, 1], codes [outputs, inputs], scale [outputs, 1] -> [T, outputs]."""
+        tokens = len(x)
+        if self._first:
+            self._first = False
+            for other in {(choice.n, choice.parts > 1): choice for choice in self.choices(1)}.values():
+                self._run(other, x[:1], x_scale[:1], codes, scale, bias)
+        choice = self._choices.get(tokens) or self._choices.setdefault(tokens, self.choose(tokens))
+        return self._run(choice, x, x_scale, codes, scale, bias)
+
+    def _run(
+        self,
+        choice: Choice,
+        x: torch.Tensor,
+        x_scale: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        n, parts = choice
+        tokens, outputs, inputs = len(x), self._outputs, self._inputs
+        out = x.new_empty(tokens, outputs, dtype=self._dtype)
+        alone = parts == 1
+        self._launches[n].but(SUMS=not alone, HAS_BIAS=alone and bias is not None)(
+            (min(self.tiles(tokens, n) * parts, self._programs),),
+            Tiles(x, [tokens, inputs], [inputs, 1], [self._m, _STEP], SHARED_TILES),
+            self._tiles_of(codes, n),
+            *(x_scale, scale, out if bias is None else bias, out if alone else self._sums),
+            *(tokens, outputs, inputs, x_scale.stride(0), parts),
+        )
+        if not alone:
+            self._finish(self._sums, x_scale, scale, bias, out, parts, tokens)
+        return out
+
+    def tiles(self, tokens: int, n: int) -> int:
+        """Returns the number of tiles whose teams have `n` outputs."""
+        tile_m, tile_n = self._tile(n)
+        return -(-tokens // tile_m) * -(-self._outputs // tile_n)
+
+    def _tile(self, n: int) -> tuple[int, int]:
+        return (2 * self._m, n) if self._along == "tokens" else (self._m, 2 * n)
+
+    def choices(self, tokens: int) -> list[Choice]:
+        """Returns the ways to cut a call. All programs that share tiles run at the same time."""
+        found = []
+        for n in self._widths:
+            most = min(self._most, self._programs // self.tiles(tokens, n), -(-self._inputs // _STEP))
+            found += [Choice(n, parts) for parts in range(1, max(most, 1) + 1)]
+        return found
+
+    def choose(self, tokens: int) -> Choice:
+        """Returns the fastest way to cut a call."""
+        return min(self.choices(tokens), key=lambda choice: self._cycles(tokens, choice))
+
+    def _cycles(self, tokens: int, choice: Choice) -> float:
+        """Returns about how long a call takes."""
+        tile_m, tile_n = self._tile(choice.n)
+        rounds = -(-self.tiles(tokens, choice.n) * choice.parts // self._programs)
+        step = max(tile_m * tile_n / _PRODUCTS, (tile_m + tile_n) / _LOADED) * _STEP
+        steps = -(-self._inputs // _STEP // choice.parts)
+        cycles = rounds * steps * step
+        if choice.parts > 1:
+            sums = 4 * tokens * self._outputs * choice.parts
+            cycles += _FINISH + 2 * sums / (_MOVED * self._programs)
+        return cycles
+
+    def _tiles_of(self, codes: torch.Tensor, n: int) -> TensorDescriptor:
+        """Returns the weight's descriptor. It is made once, because weights do not move."""
+        key = codes.data_ptr(), n
+        found = self._weights.get(key)
+        if found is None:
+            box = [n, _STEP]
+            found = TensorDescriptor(codes, list(codes.shape), [self._inputs, 1], box, SHARED_TILES)
+            self._weights[key] = found
+        return found
+
+
+def stages_of(context: OpContext, config: Mapping[str, Any], n: int) -> int:
+    """Returns the stages that shared memory has room for if each team has `n` outputs."""
+    boxes = 2 * int(config["m"]) + n if config["along"] == "tokens" else int(config["m"]) + 2 * n
+    return min(int(config["stages"]), (shared_bytes(context) - BARRIERS - _SCRATCH) // (boxes * _STEP))
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Warpgroups:
+    """The op in the configuration `config`."""
+    return Warpgroups(context, {**DEFAULT, **config})
+
+
+def make(context: OpContext) -> Warpgroups:
+    """The op in the fastest measured configuration, or in the default one."""
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
+
+
+_NAMES = ("m", "n", "along", "skew", "group", "parts")
+_FEW = (
+    *((64, 128, "tokens", 0, 16, 8), (64, 128, "tokens", 0, 16, 1), (64, 128, "outputs", 0, 16, 8)),
+    *((64, 64, "outputs", 0, 16, 8), (128, 128, "tokens", 0, 16, 8), (64, 256, "tokens", 0, 16, 8)),
+)
+_MANY = (
+    *((64, 256, "tokens", 0, 16, 8), (64, 256, "tokens", 3, 16, 8), (64, 256, "tokens", 3, 8, 8)),
+    *((128, 128, "tokens", 0, 16, 8), (128, 128, "tokens", 3, 16, 8), (64, 256, "tokens", 2, 16, 1)),
+)
+"""Configurations to time, by _NAMES."""
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configurations worth timing."""
+    for values in _FEW if context.bucket == 3 else _MANY:
+        yield {**DEFAULT, **dict(zip(_NAMES, values, strict=True))}

@@ -1,0 +1,225 @@
+"""The GPU kernel of `codes_warpgroups`, in Gluon: codes of 8 bits times codes, with Hopper's instructions.
+
+A tile belongs to two warpgroups, here called teams. Each has sums of its own. One team writes results while the other
+one multiplies. (Triton would have all warps write at the same time, and would wait for each product of integers.) One
+more warp copies tiles to shared memory. It goes on with the next tile while results are written.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from llmcore_triton import launch, linear_kernels
+
+BLOCK_K: gl.constexpr = gl.constexpr(128)
+"""Inputs of a step. Their 128 bytes are the longest row that TMA swizzles."""
+
+SHARED_TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+"""How shared memory holds tiles of codes."""
+
+_MULTIPLYING: gl.constexpr = gl.constexpr(240)
+_COPYING: gl.constexpr = gl.constexpr(24)
+"""Registers of a thread that multiplies, and of one that copies."""
+
+_wait, _release = gluon.jit(launch.wait.fn), gluon.jit(launch.release.fn)
+_tile_at = gluon.jit(linear_kernels.tile_at.fn)
+
+
+@gluon.constexpr_function
+def sums_of(n: int, kind: gl.dtype) -> gl.NVMMADistributedLayout:
+    """The layout of a team's sums [M, n]. Triton multiplies integers with up to 128 columns at once."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, min(n, 128) if kind == gl.int8 else n, 32])
+
+
+@gluon.constexpr_function
+def results_of(m: int, n: int) -> gl.DistributedLinearLayout:
+    """The same sums for stores: a thread has eight neighbouring columns, and four threads have 32.
+
+    No sum leaves its warp.
+    """
+    more = [[0, 32 << bit] for bit in range((n // 32).bit_length() - 1)]
+    more += [[64 << bit, 0] for bit in range((m // 64).bit_length() - 1)]
+    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([[0, 1], [0, 2], [0, 4], [8, 0], *more], lanes, [[16, 0], [32, 0]], [], [m, n])
+
+
+@gluon.jit(do_not_specialize=["tokens", "parts"])
+def codes_times_codes(  # type: ignore[no-untyped-def]
+    x, weight, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts,
+    M: gl.constexpr, N: gl.constexpr, ALONG: gl.constexpr, STAGES: gl.constexpr, SKEW: gl.constexpr,
+    TURN: gl.constexpr, SUMS: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """out [tokens, outputs] = x [tokens, inputs] weight^T, times x_scale [tokens, 1] and scale [outputs, 1], + bias.
+
+    Descriptors: x in tiles of [M, BLOCK_K], weight [outputs, inputs] in tiles of [N, BLOCK_K]. A team has M tokens and
+    N outputs. Teams are beside each other ALONG "tokens" or "outputs". Program i takes tiles i, i + programs, and so
+    on.
+    - SKEW: steps by which the second team starts later. It is less than STAGES.
+    - SUMS: out [parts, tokens, outputs] has sums without scales, each over one of `parts` parts of the inputs.
+    """
+    X_BOXES: gl.constexpr = 2 if ALONG == "tokens" else 1
+    xs = gl.allocate_shared_memory(x.dtype, [STAGES * X_BOXES, M, BLOCK_K], x.layout)
+    ws = gl.allocate_shared_memory(weight.dtype, [STAGES * (3 - X_BOXES), N, BLOCK_K], weight.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # first those of the first team
+    free = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(free.index(i), count=1)
+        mbarrier.init(free.index(STAGES + i), count=1)
+    fence_async_shared()
+    copied = x, weight, xs, ws, full, free, tokens, outputs, inputs, parts
+    multiplied = xs, ws, full, free, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts
+    gl.warp_specialize(
+        [
+            (_multiply, (multiplied, 0, SKEW, TURN, SUMS, HAS_BIAS, PDL)),
+            (_multiply, (multiplied, 1, SKEW, TURN, SUMS, HAS_BIAS, PDL)),
+            (_copy, (copied, TURN, PDL)),
+        ],
+        [4, 1],
+        [_MULTIPLYING, _COPYING],
+    )
+
+
+@gluon.jit
+def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the stage after `stage`, and its phase."""
+    stage += 1
+    if stage == STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
+def _place(  # type: ignore[no-untyped-def]
+    unit, tokens, outputs, inputs, parts, TILE_M: gl.constexpr, TILE_N: gl.constexpr, TURN: gl.constexpr
+):
+    """Returns the first row and column of a unit of work, its part, and the steps from the first to before the end."""
+    rows, columns = gl.cdiv(tokens, TILE_M), gl.cdiv(outputs, TILE_N)
+    # units of one part come one after another, because they read the same inputs
+    part = unit // (rows * columns)
+    row, column = _tile_at(unit - part * (rows * columns), rows, columns, TILE_M, TILE_N, TURN)
+    steps = gl.cdiv(inputs, BLOCK_K)
+    return row, column, part, part * steps // parts, (part + 1) * steps // parts
+
+
+# --- the warp that copies --------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _copy(copied, TURN: gl.constexpr, PDL: gl.constexpr):  # type: ignore[no-untyped-def]
+    x, weight, xs, ws, full, free, tokens, outputs, inputs, parts = copied
+    STAGES: gl.constexpr = full.shape[0]
+    X_BOXES: gl.constexpr = xs.shape[0] // STAGES
+    W_BOXES: gl.constexpr = ws.shape[0] // STAGES
+    M: gl.constexpr = xs.shape[1]
+    N: gl.constexpr = ws.shape[1]
+    units = gl.cdiv(tokens, M * X_BOXES) * gl.cdiv(outputs, N * W_BOXES) * parts
+    _, column, _, first, end = _place(gl.program_id(0), tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
+    # no kernel writes weights, so the first ones come while the kernels before this one end
+    ahead = gl.minimum(end - first, STAGES)
+    for i in range(ahead):
+        _copy_weights(weight, ws, full, i, column, first + i, M * X_BOXES, W_BOXES)
+    _wait(PDL)
+    stage, phase = 0, 1
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        row, column, _, first, end = _place(unit, tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
+        for step in range(first, end):
+            if ahead > 0:
+                ahead -= 1
+            else:
+                mbarrier.wait(free.index(stage), phase)
+                mbarrier.wait(free.index(STAGES + stage), phase)
+                _copy_weights(weight, ws, full, stage, column, step, M * X_BOXES, W_BOXES)
+            for box in gl.static_range(X_BOXES):
+                place = xs.index(stage * X_BOXES + box)
+                tma.async_copy_global_to_shared(x, [row + box * M, step * BLOCK_K], full.index(stage), place)
+            stage, phase = _next(stage, phase, STAGES)
+
+
+@gluon.jit
+def _copy_weights(  # type: ignore[no-untyped-def]
+    weight, ws, full, stage, column, step, ROWS: gl.constexpr, W_BOXES: gl.constexpr
+):
+    """Copy the weights of a step. The step's ROWS rows of x are still to come."""
+    N: gl.constexpr = ws.shape[1]
+    mbarrier.expect(full.index(stage), (ROWS + N * W_BOXES) * BLOCK_K)
+    for box in gl.static_range(W_BOXES):
+        place = ws.index(stage * W_BOXES + box)
+        tma.async_copy_global_to_shared(weight, [column + box * N, step * BLOCK_K], full.index(stage), place)
+
+
+# --- the warps that multiply -----------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _multiply(  # type: ignore[no-untyped-def]
+    multiplied, TEAM: gl.constexpr, SKEW: gl.constexpr, TURN: gl.constexpr, SUMS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    xs, ws, full, free, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts = multiplied
+    STAGES: gl.constexpr = full.shape[0]
+    X_BOXES: gl.constexpr = xs.shape[0] // STAGES
+    W_BOXES: gl.constexpr = ws.shape[0] // STAGES
+    M: gl.constexpr = xs.shape[1]
+    N: gl.constexpr = ws.shape[1]
+    X_BOX: gl.constexpr = TEAM if X_BOXES > 1 else 0
+    W_BOX: gl.constexpr = TEAM if W_BOXES > 1 else 0
+    LAYOUT: gl.constexpr = sums_of(N, xs.dtype)
+    KIND: gl.constexpr = gl.int32 if xs.dtype == gl.int8 else gl.float32
+    units = gl.cdiv(tokens, M * X_BOXES) * gl.cdiv(outputs, N * W_BOXES) * parts
+    _wait(PDL)
+    _release(PDL)
+    if TEAM * SKEW > 0:
+        _, _, _, first, end = _place(gl.program_id(0), tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
+        mbarrier.wait(free.index(gl.minimum(end - first, SKEW) - 1), 0)
+    stage, phase = 0, 0
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        row, column, part, first, end = _place(unit, tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
+        lines = row + X_BOX * M + gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
+        columns = column + W_BOX * N + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+        if not SUMS:
+            # before the products, which take longer
+            by_x = gl.load(x_scale + lines * scale_stride, mask=lines < tokens, other=0.0)
+            by_w = gl.load(scale + columns, mask=columns < outputs, other=0.0)
+        acc = gl.zeros([M, N], KIND, LAYOUT)
+        before = stage
+        for step in range(first, end):
+            mbarrier.wait(full.index(stage), phase)
+            ours, weights = xs.index(stage * X_BOXES + X_BOX), ws.index(stage * W_BOXES + W_BOX)
+            acc = warpgroup_mma(ours, weights.permute([1, 0]), acc, use_acc=step > first, is_async=True)
+            # all products but the last one have ended
+            acc = warpgroup_mma_wait(1, deps=[acc])
+            mbarrier.arrive(free.index(TEAM * STAGES + before), count=1, pred=step > first)
+            before = stage
+            stage, phase = _next(stage, phase, STAGES)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(free.index(TEAM * STAGES + before), count=1)
+        if SUMS:
+            y = acc
+            corner = out + part.to(gl.int64) * tokens * outputs
+        else:
+            y = acc.to(gl.float32) * by_x[:, None] * by_w[None, :]
+            if HAS_BIAS:
+                y += gl.load(bias + columns, mask=columns < outputs, other=0.0).to(gl.float32)[None, :]
+            y = gl.convert_layout(y.to(out.dtype.element_ty), results_of(M, N))
+            corner = out
+        _store(corner, y, row + X_BOX * M, column + W_BOX * N, tokens, outputs)
+
+
+@gluon.jit
+def _store(corner, y, row, column, tokens, outputs):  # type: ignore[no-untyped-def]
+    """Write y as a part of a tensor [tokens, outputs] that begins at `corner`."""
+    lines = row + gl.arange(0, y.shape[0], gl.SliceLayout(1, y.type.layout))
+    columns = column + gl.arange(0, y.shape[1], gl.SliceLayout(0, y.type.layout))
+    here = (lines < tokens)[:, None] & (columns < outputs)[None, :]
+    gl.store(corner + lines.to(gl.int64)[:, None] * outputs + columns[None, :], y, mask=here)

@@ -1,0 +1,93 @@
+"""When one token's linear over weights of 8 bits goes to gemv, and why it declines. No GPU needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmcore.api.specs import DeviceInfo, OpContext
+from llmcore.config import Config
+from llmcore.registry.loader import build_registry, select
+from llmcore.registry.resolve import candidates_for, resolve
+from llmcore_triton import tuned
+
+H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
+REGISTRY = build_registry(Config(discovered=select(None).plugins))
+ROWS, GROUPS, WORDS, GATED = "linear.w8a8", "linear.fp8_block", "linear.w8a16", "linear.w8a16_silu_and_mul"
+
+
+def context(op: str, bucket: int = 0, capability: int = 90, **shape: Any) -> OpContext:
+    sizes = {"inputs": 4096, "size" if op == GATED else "outputs": 4096, "bias": False}
+    codes = {"codes": "e4m3", "group": 128 if op == GROUPS else 0, "scale": "f32", "zeros": False, "ordered": False}
+    device = replace(H200, capability=capability)
+    return OpContext(op=op, device=device, dtype="bf16", bucket=bucket, shape={**sizes, **codes, **shape})
+
+
+def chosen(asked: OpContext) -> tuple[str, str]:
+    """The kernel, and why gemv declines."""
+    found = resolve(candidates_for(REGISTRY, asked.op), asked, {})
+    return found.chosen.name, found.reasons.get("gemv", "")
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Writes what was measured for contexts: ((context, kernel -> microseconds), ...)."""
+
+    def write(*given: tuple[OpContext, dict[str, float]]) -> None:
+        entries = [
+            {"op": asked.op, "dtype": "bf16", "bucket": asked.bucket, "shape": dict(asked.shape), "config": {}}
+            | {"kernel": kernel, "us": us}
+            for asked, times in given
+            for kernel, us in times.items()
+        ]
+        text = json.dumps({"gpu": H200.name, "capability": 90, "entries": entries})
+        (tmp_path / "h200.json").write_text(text, encoding="utf-8")
+        tuned._table.cache_clear()
+
+    monkeypatch.setattr(tuned, "_FOLDER", tmp_path)
+    tuned._table.cache_clear()
+    yield write
+    tuned._table.cache_clear()
+
+
+@pytest.mark.parametrize("codes", ["i8", "e4m3"])
+@pytest.mark.parametrize("op", [ROWS, GROUPS, WORDS])
+def test_the_least_time_wins(op: str, codes: str, measured: Any) -> None:
+    asked = context(op, codes=codes)
+    assert chosen(asked) == ("small_rows", "nobody has measured it here")
+    measured((asked, {"gemv": 6.0, "small_rows": 7.0}))
+    assert chosen(asked)[0] == "gemv"
+    measured((asked, {"gemv": 8.0, "small_rows": 7.0}))
+    assert chosen(asked)[0] == "small_rows"
+    assert chosen(replace(asked, bucket=1))[0] == "small_rows"
+
+
+def test_gate_and_up_have_to_beat_their_parts(measured: Any) -> None:
+    asked = context(GATED)
+    assert chosen(asked)[1] == "nobody has measured it here"
+    linear = context(WORDS, outputs=8192)
+    measured((asked, {"gemv": 9.0}), (linear, {"gemv": 10.0}))
+    assert chosen(asked)[0] == "gemv"
+    measured((asked, {"gemv": 9.0}), (linear, {"gemv": 8.0}))
+    assert "linear and silu_and_mul 8 us" in chosen(asked)[1]
+
+
+@pytest.mark.parametrize(
+    ("op", "more", "reason"),
+    [
+        (ROWS, {"inputs": 4104}, "inputs to be a multiple of 16"),
+        (ROWS, {"capability": 86}, "converts fp8"),
+        (GROUPS, {"group": 64}, "groups of 128"),
+        (WORDS, {"inputs": 4104}, "inputs to be a multiple of 16"),
+        (WORDS, {"zeros": True, "scale": "bf16", "codes": "i8"}, "no zeros"),
+        (WORDS, {"group": 64}, "groups of a multiple of 128"),
+        (WORDS, {"capability": 86}, "converts fp8"),
+        (GATED, {"inputs": None}, "none is known"),
+    ],
+)
+def test_shapes_that_decline(op: str, more: dict[str, Any], reason: str, measured: Any) -> None:
+    assert reason in chosen(context(op, **more))[1]

@@ -227,6 +227,10 @@ _HALVES = frozenset({"bf16", "f16"})
 _GATED = "_silu_and_mul"
 
 
+_PART = 64
+"""The inputs of a part of a block that direct reads."""
+
+
 def weight_only_kernels() -> Iterable[KernelSpec]:
     """The kernels for linears with weights in 4 and 8 bits and plain inputs, alone and with silu_and_mul."""
     few, many = replace(FEW, dtypes=_HALVES), replace(MANY, capability=FEW.capability)
@@ -239,6 +243,15 @@ def weight_only_kernels() -> Iterable[KernelSpec]:
         yield _gemv(f"linear.w8a16{gated}", _HALVES, _gemv_words)
     for bits in ("w4a16", "w8a16"):
         for gated in ("", _GATED):
+            yield KernelSpec(
+                op=f"linear.{bits}{gated}",
+                name="direct",
+                make="llmcore_triton.quantized.direct:make",
+                when=replace(few, buckets=frozenset({0, 1})),
+                refuses=_direct,
+                cost=COST,
+                summary="words go from memory to the registers of products",
+            )
             for name, module, when, summary in kernels:
                 yield KernelSpec(
                     op=f"linear.{bits}{gated}",
@@ -267,6 +280,25 @@ def _refuses_weight_only(kernel: str) -> Callable[[OpContext], str | None]:
         return None
 
     return refuses
+
+
+def _direct(context: OpContext) -> str | None:
+    shape = context.shape
+    inputs, group = shape.get("inputs"), shape.get("group")
+    if not isinstance(inputs, int) or not isinstance(group, int):
+        return "is made for one shape, and none is known"
+    block = _PART * (4 if shape["codes"] == "u4" else 2)
+    if group % _PART or inputs % block:
+        return f"needs groups of a multiple of {_PART} inputs, and inputs of {block}, has {group} and {inputs}"
+    if shape["zeros"] and shape["scale"] == "f32":
+        return "has no room for zeros beside scales in f32"
+    if (reason := _no_gluon()) is not None:
+        return reason
+    if tuned.find("direct", context) is None:
+        return "nobody has measured it here"
+    if context.op.endswith(_GATED):
+        return slower_than_parts("direct", context, context.op.removesuffix(_GATED))
+    return None
 
 
 def _gemv_words(context: OpContext) -> str | None:

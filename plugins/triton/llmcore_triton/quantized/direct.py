@@ -1,0 +1,132 @@
+"""linear.w4a16, linear.w8a16 and both with silu_and_mul, kernel direct: packed weights for up to 16 tokens, in Gluon.
+
+Words go from memory to the registers in which tensor cores multiply them, and programs share no sums (see
+direct_kernel). Equal calls give equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from llmcore.api import OpContext
+
+from llmcore_triton import tuned
+from llmcore_triton.launch import Bound, overlaps
+from llmcore_triton.linear_shapes import is_gated, known_sizes
+from llmcore_triton.quantized.direct_kernel import WORDS, words_times_tokens
+from llmcore_triton.quantized.packing import Packing
+
+KERNEL = "direct"
+
+DEFAULT = {"rows": 16, "warps": 8, "ahead": 2, "per_processor": 2}
+"""`rows`: outputs of a program, 16 or more. `warps` share its inputs. Each has the words of `ahead` blocks in flight.
+`per_processor`: programs whose registers a multiprocessor has room for."""
+
+PADDED = (8, 16)
+"""Token counts of a program that kernels are compiled for. More tokens read all weights again."""
+
+_REGISTERS, _MOST_REGISTERS = 65536, 255
+"""Those of a multiprocessor, and the most of a thread."""
+
+
+class Direct:
+    """The op, bound to sizes and a configuration. It takes canonical and packed tensors.
+
+    Raises ValueError for shapes whose blocks of inputs do not have WORDS words, or are not whole.
+    """
+
+    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
+        sizes = known_sizes(context)
+        if sizes is None:
+            raise ValueError(f"{context.op} needs a shape with inputs and outputs or size, has {dict(context.shape)}")
+        form = self._form = Packing(context)
+        blocks = form.blocks
+        if blocks.words != WORDS.value or sizes.inputs % blocks.inputs:
+            raise ValueError(f"needs whole blocks of {WORDS.value} words, and {form.name} fit {sizes.inputs} inputs")
+        self.packing, self.pack = form.name, form.pack
+        self._sizes, self._rows = sizes, config["rows"]
+        overlap = overlaps(context)
+        self._launch = Bound(
+            words_times_tokens,
+            **{"ROWS": config["rows"], "CODES": context.shape["codes"], "GROUP_SIZE": form.group, "ALIKE": form.alike},
+            **{"ZEROS": bool(context.shape["zeros"]), "SCALE": context.shape["scale"], "GATED": is_gated(context)},
+            **{"BLOCKS": blocks.total, "AHEAD": ahead_of(config, blocks.total), "PDL": overlap},
+            **{"num_warps": config["warps"], "launch_pdl": overlap, "maxnreg": registers(config)},
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
+        x, codes, scale = self._form.arranged(x, codes, scale, zero, order)
+        tokens, outputs = x.shape[0], self._sizes.outputs
+        padded = PADDED[tokens > PADDED[0]]
+        out = x.new_empty(tokens, outputs)
+        self._launch.but(TOKENS=padded, HAS_BIAS=bias is not None)(
+            (-(-outputs // self._rows), -(-tokens // padded)),
+            *(x, codes, scale, out if bias is None else bias, out, tokens, outputs, x.stride(0)),
+        )
+        return out
+
+
+def ahead_of(config: Mapping[str, Any], blocks: int) -> int:
+    """Returns the blocks that a warp loads before it multiplies, if a row has `blocks`."""
+    return int(min(config["ahead"], -(-blocks // config["warps"])))
+
+
+def registers(config: Mapping[str, Any]) -> int:
+    """Returns the registers that a thread can have. Without this limit the compiler would load x late to save some."""
+    return int(min(_REGISTERS // (32 * config["warps"] * config["per_processor"]) // 8 * 8, _MOST_REGISTERS))
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Direct:
+    """The op in the configuration `config`."""
+    return Direct(context, {**DEFAULT, **config})
+
+
+def make(context: OpContext) -> Direct:
+    """The op in the fastest measured configuration, or in the default one."""
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
+
+
+_NAMES = ("rows", "warps", "ahead", "per_processor")
+_PLAIN = (
+    (16, 8, 2, 2),
+    (16, 8, 1, 3),
+    (16, 8, 1, 2),
+    (16, 4, 2, 4),
+    (16, 4, 1, 5),
+    (16, 16, 1, 1),
+    (32, 8, 1, 2),
+    (32, 16, 1, 1),
+)
+_GATED = (
+    (16, 8, 2, 2),
+    (16, 8, 1, 2),
+    (16, 8, 2, 1),
+    (16, 4, 1, 4),
+    (16, 4, 1, 3),
+    (16, 4, 2, 3),
+    (16, 4, 2, 2),
+    (16, 16, 1, 1),
+)
+"""Configurations, by _NAMES. Compiled for sm_90 they spill no or few registers. Gate and up need twice as many."""
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configurations worth timing."""
+    blocks, seen = Packing(context).blocks.total, []
+    for values in _GATED if is_gated(context) else _PLAIN:
+        config = dict(zip(_NAMES, values, strict=True))
+        fitted = {**config, "ahead": ahead_of(config, blocks)}
+        if fitted not in seen:
+            seen.append(fitted)
+            yield fitted

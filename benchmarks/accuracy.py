@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py [--model FILE.gguf] [--only ids logits long ...]
     python benchmarks/accuracy.py --only quantized [--model MODEL] [--modes "triton_w4a16 g64" ...] [--passages FILE]
-    python benchmarks/accuracy.py --only kernels batch [--model MODEL] [--modes "triton_w4a16 g64" ...]
+    python benchmarks/accuracy.py --only kernels shapes batch [--model MODEL] [--modes "triton_w4a16 g64" ...]
 
 The lines:
 
@@ -18,7 +18,8 @@ The lines:
                 about 5 s on one core.
     kernels     for each list of modes that quantize weights: the KL divergence of bf16 logits with the chosen kernels
                 from those with the torch references on the same weights, in nats per token, in steps of 1, 16, 64, 256
-                and 512 tokens. Models: the model FILE, and four layers of Llama-3.1-8B with random weights.
+                and 512 tokens
+    shapes      the same for four layers of Llama-3.1-8B with random weights, without FILE
 
 `logits`, `perplexity` and `batch` use the model FILE, which brings its tokenizer, and is the demo model by default.
 `--device cpu` tries the script at small sizes (without `batch` if no kernel is batch-invariant). families.py checks
@@ -144,13 +145,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Bench:
-    """The device of the run. `small`: sizes for a CPU. `modes`: for `batch`, `quantized` and `kernels`."""
+    """The device of the run. `small`: sizes for a CPU. `modes`: those of the command line."""
 
     device: Device
     file: str
     small: bool
     modes: Sequence[str]
     passages: Path
+
+    @property
+    def window(self) -> int:
+        """The tokens over which kernels are compared."""
+        return 48 if self.small else TOKENS
 
     def model(self, path: str | Path, data_type: str, tokens: int, requests: int = 1, **more: Any) -> LoadedModel:
         """Returns our model."""
@@ -323,18 +329,20 @@ def quantized(bench: Bench) -> Iterator[Line]:
 
 
 def kernels(bench: Bench) -> Iterator[Line]:
-    """Yields how far the kernels of modes are from the torch references."""
-    given, tokens = tuple(bench.modes), 48 if bench.small else TOKENS
-    yield from _kernels(
-        bench, bench.file, windows_of(bench.file)[:2, :tokens], given or KERNEL_MODES["file"], dummy=False
-    )
+    """Yields how far the kernels of modes are from the torch references, for the model's weights."""
+    windows = windows_of(bench.file)[:2, : bench.window]
+    yield from _kernels(bench, bench.file, windows, bench.modes or KERNEL_MODES["file"], dummy=False)
+
+
+def shapes(bench: Bench) -> Iterator[Line]:
+    """Yields the same for random weights in the shapes of Llama-3.1-8B."""
     config = json.loads((CONFIGS / "llama-3.1-8b" / "config.json").read_text())
     config |= {"num_hidden_layers": 2 if bench.small else 4, **(NARROW if bench.small else {})}
     draw = torch.Generator().manual_seed(0)
-    windows = torch.randint(int(config["vocab_size"]), (1, tokens), generator=draw)
+    windows = torch.randint(int(config["vocab_size"]), (1, bench.window), generator=draw)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        yield from _kernels(bench, folder, windows, given or KERNEL_MODES["random"], dummy=True)
+        yield from _kernels(bench, folder, windows, bench.modes or KERNEL_MODES["random"], dummy=True)
 
 
 def _kernels(
@@ -432,13 +440,16 @@ CHECKS: Mapping[str, Callable[[Bench], Iterator[Line]]] = {
     "batch": batch,
     "quantized": quantized,
     "kernels": kernels,
+    "shapes": shapes,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEMO), metavar="FILE", help="a model in GGUF, with its tokenizer")
-    parser.add_argument("--modes", nargs="+", default=(), help="for batch, quantized and kernels: lists of modes")
+    parser.add_argument(
+        "--modes", nargs="+", default=(), help="for batch, quantized, kernels and shapes: lists of modes"
+    )
     parser.add_argument("--passages", type=Path, default=PASSAGES, help="for quantized: JSON with a list of texts")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))

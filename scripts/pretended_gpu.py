@@ -77,7 +77,6 @@ def pretend() -> None:
     from triton.backends.nvidia import driver
     from triton.runtime import driver as runtime
     from triton.runtime.jit import JITFunction
-    from triton.tools.tensor_descriptor import TensorDescriptor
 
     class Utils:
         @staticmethod
@@ -91,11 +90,11 @@ def pretend() -> None:
         function, packed_metadata = 1, (4, 1, 0)
 
         def __init__(self, arguments: tuple[Any, ...]) -> None:
-            boxes = [argument for argument in arguments if isinstance(argument, TensorDescriptor)]
+            boxes = [argument for argument in arguments if hasattr(argument, "from_tensor")]
             described = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "fp4_padded": False}
             metas = [{**described, "block_size": box.block_shape} for box in boxes]
             signature = {
-                i: "tensordesc<bf16[1, 1]>" if isinstance(argument, TensorDescriptor) else "*bf16"
+                i: "tensordesc<bf16[1, 1]>" if hasattr(argument, "from_tensor") else "*bf16"
                 for i, argument in enumerate(arguments)
             }
             run = driver.CudaLauncher.__new__(driver.CudaLauncher)

@@ -299,11 +299,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", nargs="+", type=Path, required=True, help="directories with a config.json")
     parser.add_argument("--out", type=Path, required=True, help="folder of the table")
     parser.add_argument("--ops", nargs="+", choices=TUNABLE, default=[op for op in TUNABLE if op != "sample"])
+    parser.add_argument("--kernels", nargs="+", help="names of kernels to time; all, if none is given")
     parser.add_argument("--buckets", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--layout", help="of KV that a mode stores, such as token-int8: times attention over it")
     parser.add_argument("--mode", nargs="+", default=[], help="as in llmcore serve: times what the modes add")
     parser.add_argument("--all", action="store_true", help="print the time of every configuration")
     parser.add_argument("--dtype", default="bf16", help="as --data_type")
+    parser.add_argument("--heat", type=float, default=HEAT, help="seconds for which the best two run, where it is hot")
     parser.add_argument("--budget", type=float, default=230.0, help="seconds")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that compile; 0: compile while timing")
     parser.add_argument("--share", help=argparse.SUPPRESS)
@@ -324,7 +326,7 @@ def main() -> int:
         for context in contexts(registry, model, device.info, options.ops, options.dtype, options.layout, options.mode)
         if context.bucket in options.buckets
     ]
-    jobs = jobs_for(registry, wanted)
+    jobs = [job for job in jobs_for(registry, wanted) if options.kernels is None or job.spec.name in options.kernels]
     if options.share:
         first, _, step = options.share.partition("/")
         pairs = [(job, config) for job in jobs for config in job.configs or [{}]]
@@ -339,6 +341,7 @@ def main() -> int:
 
     def timer(calls: Sequence[Call], heat: float) -> float:
         nonlocal heated
+        heat = min(heat, options.heat)
         heated += heat
         return replayed(calls, heat)
 

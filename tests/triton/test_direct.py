@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,35 +15,20 @@ from typing import Any
 import pytest
 import torch
 import triton
+from compiled_for_hopper import compiling, instructions
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.config import Config
 from llmcore.registry.loader import build_registry, select
 from llmcore.registry.resolve import candidates_for, resolve
 from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.ops import shape_of
-from llmcore_triton import launch, tuned
+from llmcore_triton import tuned
 from llmcore_triton.quantized import direct, direct_kernel
 from llmcore_triton.quantized.packing import Packing
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
 REGISTRY = build_registry(Config(discovered=select(None).plugins))
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 FOUR = Scheme(codes="u4", group=128, zeros=True)
-
-
-class Hopper:
-    """What Triton's compiler asks of a driver."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def context(scheme: Scheme, inputs: int, outputs: int, gated: bool = False, bucket: int = 0, **more: Any) -> OpContext:
@@ -157,15 +141,7 @@ def compiled_calls(
     where: OpContext, config: dict[str, Any], tokens: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """The compiled kernels of a call."""
-    compiled: list[Any] = []
-
-    def compile_only(bound: Any, form: Any, grid: Any, arguments: Any) -> Any:
-        compiled.append(bound._kernel.run(*arguments, grid=grid, warmup=True, **bound._fixed))
-        return lambda *launched: None
-
-    monkeypatch.setattr(driver, "_active", Hopper())
-    monkeypatch.setattr(launch.Bound, "_compile", compile_only)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    compiled = compiling(folder, monkeypatch)
     kernel = direct.make_with(where, config)
     inputs, outputs = kernel._sizes.inputs, kernel._sizes.outputs
     rows = outputs * (1 + where.op.endswith("_silu_and_mul"))
@@ -184,9 +160,7 @@ def test_what_the_compiler_makes(
     """Loads of 16 bytes, products, and nothing between: no register is spilled, and sums meet once at the end."""
     where = context(replace(FOUR, scale="f16"), inputs, 64, gated)
     (one,) = compiled_calls(where, {}, tokens, tmp_path, monkeypatch)
-    cubin = tmp_path / "cubin"
-    cubin.write_bytes(one.asm["cubin"])
-    sass = subprocess.run([TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+    sass = instructions(one, tmp_path)
     words = len(re.findall(r"LDG\.E\.EF\.128", sass))
     products = len(re.findall(r"\bHMMA\.16816", sass))
     # four loads of words feed 16 products of 8 tokens

@@ -107,7 +107,8 @@ class _Form:
     def __init__(self, types: tuple[type, ...], plain: tuple[bool, ...]) -> None:
         whole = [issubclass(kind, int) for kind in types]
         self.places = tuple(i for i, kind in enumerate(types) if issubclass(kind, torch.Tensor))
-        self.boxes = tuple(i for i, kind in enumerate(types) if issubclass(kind, TensorDescriptor))
+        # those of Triton and those of Gluon, which share no class
+        self.boxes = tuple(i for i, kind in enumerate(types) if hasattr(kind, "from_tensor"))
         self.tensors = _picked(self.places)
         self.numbers = _picked([i for i, here in enumerate(whole) if here and not plain[i]])
         self.plain = tuple(i for i, here in enumerate(whole) if here and plain[i])

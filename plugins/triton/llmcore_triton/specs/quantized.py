@@ -228,7 +228,7 @@ _GATED = "_silu_and_mul"
 
 
 _PART = 64
-"""The inputs of a part of a block that direct reads."""
+"""The inputs of a part of a block that direct and warpgroups read."""
 
 
 def weight_only_kernels() -> Iterable[KernelSpec]:
@@ -239,19 +239,25 @@ def weight_only_kernels() -> Iterable[KernelSpec]:
         ("many_rows", "weight_only", many, "packed weights dequantized once for each tile of tokens"),
         ("scratch", "scratch", replace(GPU, dtypes=_HALVES, buckets=many.buckets), "dequantizes, then cuBLAS"),
     )
+    hopper = replace(GPU, dtypes=_HALVES, capability=(90, 90), buckets=MANY.buckets)
+    in_gluon = (
+        ("direct", replace(few, buckets=frozenset({0, 1})), "words go from memory to the registers of products"),
+        ("warpgroups", hopper, "converts weights while the tensor cores multiply others"),
+    )
     for gated in ("", _GATED):
         yield _gemv(f"linear.w8a16{gated}", _HALVES, _gemv_words)
     for bits in ("w4a16", "w8a16"):
         for gated in ("", _GATED):
-            yield KernelSpec(
-                op=f"linear.{bits}{gated}",
-                name="direct",
-                make="llmcore_triton.quantized.direct:make",
-                when=replace(few, buckets=frozenset({0, 1})),
-                refuses=_direct,
-                cost=COST,
-                summary="words go from memory to the registers of products",
-            )
+            for name, when, summary in in_gluon:
+                yield KernelSpec(
+                    op=f"linear.{bits}{gated}",
+                    name=name,
+                    make=f"llmcore_triton.quantized.{name}:make",
+                    when=when,
+                    refuses=_refuses_in_gluon(name),
+                    cost=COST,
+                    summary=summary,
+                )
             for name, module, when, summary in kernels:
                 yield KernelSpec(
                     op=f"linear.{bits}{gated}",
@@ -282,23 +288,26 @@ def _refuses_weight_only(kernel: str) -> Callable[[OpContext], str | None]:
     return refuses
 
 
-def _direct(context: OpContext) -> str | None:
-    shape = context.shape
-    inputs, group = shape.get("inputs"), shape.get("group")
-    if not isinstance(inputs, int) or not isinstance(group, int):
-        return "is made for one shape, and none is known"
-    block = _PART * (4 if shape["codes"] == "u4" else 2)
-    if group % _PART or inputs % block:
-        return f"needs groups of a multiple of {_PART} inputs, and inputs of {block}, has {group} and {inputs}"
-    if shape["zeros"] and shape["scale"] == "f32":
-        return "has no room for zeros beside scales in f32"
-    if (reason := _no_gluon()) is not None:
-        return reason
-    if tuned.find("direct", context) is None:
-        return "nobody has measured it here"
-    if context.op.endswith(_GATED):
-        return slower_than_parts("direct", context, context.op.removesuffix(_GATED))
-    return None
+def _refuses_in_gluon(kernel: str) -> Callable[[OpContext], str | None]:
+    def refuses(context: OpContext) -> str | None:
+        shape = context.shape
+        inputs, group = shape.get("inputs"), shape.get("group")
+        if not isinstance(inputs, int) or not isinstance(group, int):
+            return "is made for one shape, and none is known"
+        block = _PART * (4 if shape["codes"] == "u4" else 2)
+        if group % _PART or inputs % block:
+            return f"needs groups of a multiple of {_PART} inputs, and inputs of {block}, has {group} and {inputs}"
+        if shape["zeros"] and shape["scale"] == "f32":
+            return "has no room for zeros beside scales in f32"
+        if (reason := _no_gluon()) is not None:
+            return reason
+        if tuned.find(kernel, context) is None:
+            return "nobody has measured it here"
+        if context.op.endswith(_GATED):
+            return slower_than_parts(kernel, context, context.op.removesuffix(_GATED))
+        return None
+
+    return refuses
 
 
 def _gemv_words(context: OpContext) -> str | None:

@@ -1,0 +1,218 @@
+"""linear.w4a16, linear.w8a16 and both with silu_and_mul, kernel warpgroups: packed weights on Hopper, in Gluon.
+
+The next weights are converted while the tensor cores multiply (see warpgroups_kernel). Equal calls give equal bits.
+
+Each tile of tokens converts the weights again. With many tiles, this costs more than it saves at the GPU's power
+limit. So calls with more tokens than `most` go to kernel scratch, which converts once, for cuBLAS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from llmcore.api import OpContext
+
+from llmcore_triton import tuned
+from llmcore_triton.launch import Bound, overlaps, place
+from llmcore_triton.linear_shapes import (
+    BARRIERS,
+    TMA_ALIGNED,
+    buffer,
+    is_gated,
+    known_sizes,
+    power_of_two,
+    processors,
+    shared_bytes,
+)
+from llmcore_triton.quantized import scratch
+from llmcore_triton.quantized.packing import Packing
+from llmcore_triton.quantized.tiles import Tiles
+from llmcore_triton.quantized.warpgroups_kernel import SHARED_TILES, WORDS, words_times_rows
+
+KERNEL = "warpgroups"
+
+DEFAULT: dict[str, Any] = {
+    **{"rows": 128, "tokens": 128, "warps": 8, "flight": 1, "joined": 1, "x_stages": 6, "w_stages": 4},
+    **{"per_processor": 1, "joining": 4, "group": 16, "most": 1024},
+}
+"""A step multiplies WORDS words of `rows` rows of the weight with at most `tokens` tokens.
+- `warps`: those that multiply. Four more have a place, and two of them copy.
+- `per_processor`: programs on each multiprocessor.
+- `joining`: the time of adding parts of tiles, in steps. Programs take equal shares of the steps where that saves more
+  than this, and whole tiles elsewhere.
+- `group`: tiles of tokens that use the same weights before the next weights come.
+- `most`: the most tokens that are multiplied here.
+- `flight`, `joined` and the stages: see the kernel."""
+
+PADDED = (128, 256)
+"""Token counts of a tile that kernels are compiled for."""
+
+_GRAPH = 256
+"""The most tokens of a step for which buffers are made in advance: a call may be captured into a CUDA graph, and must
+then not own memory."""
+
+_LAST = 4
+"""The bucket without a largest number of tokens."""
+
+_COPYING = 4
+"""Warps that have a place beside those that multiply."""
+
+_REGISTERS, _MOST_REGISTERS = 65536, 168
+"""Those of a multiprocessor. And the most that a thread starts with: those that multiply get what others give up."""
+
+
+class Plan(NamedTuple):
+    """The launch for a number of tokens, rounded up."""
+
+    programs: int
+    steps: int
+    partials: torch.Tensor
+    arrivals: torch.Tensor
+    padded: int
+    launch: Bound
+
+
+class Warpgroups:
+    """The op, bound to a device, sizes and a configuration. It takes canonical and packed tensors."""
+
+    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
+        sizes = known_sizes(context)
+        if sizes is None:
+            raise ValueError(f"{context.op} needs a shape with inputs and outputs or size, has {dict(context.shape)}")
+        self._context, self._config, self._sizes = context, config, sizes
+        self._gated = is_gated(context)
+        self._form = Packing(context)
+        if self._form.blocks.words != WORDS.value:
+            raise ValueError(f"needs blocks of {WORDS.value} words, and {self._form.name} fit the shape")
+        self.packing, self.pack = self._form.name, self._form.pack
+        self._weights: dict[int, Tiles] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}
+        self._scratch = scratch.make(context) if context.bucket == _LAST else None
+        for tokens in (*PADDED, _GRAPH):
+            self._plan(tokens)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
+        if self._scratch is not None and len(x) > self._config["most"]:
+            return self._scratch(x, codes, scale, zero, order, bias)
+        x, codes, scale = self._form.arranged(x, codes, scale, zero, order)
+        tokens, inputs = x.shape
+        # the stride of a single row may be anything
+        stride = x.stride(0) if tokens > 1 else inputs
+        if (x.data_ptr() | stride * x.element_size()) % TMA_ALIGNED:
+            x, stride = x.clone(memory_format=torch.contiguous_format), inputs
+        plan = self._plan(tokens)
+        out = x.new_empty(tokens, self._sizes.outputs)
+        tiles = Tiles(x, [tokens, inputs], [stride, 1], [plan.padded, WORDS.value], SHARED_TILES)
+        plan.launch.but(HAS_BIAS=bias is not None)(
+            (plan.programs,),
+            *(tiles, self._tiles(codes), scale, out if bias is None else bias, out, plan.partials, plan.arrivals),
+            *(tokens, *self._sizes, plan.steps),
+        )
+        return out
+
+    def _tiles(self, words: torch.Tensor) -> Tiles:
+        """The descriptor of a weight. It is made once, because weights do not move."""
+        found = self._weights.get(words.data_ptr())
+        if found is None:
+            box = [self._config["rows"] // (1 + self._gated), WORDS.value]
+            found = Tiles(words, list(words.shape), [words.shape[1], 1], box, SHARED_TILES)
+            self._weights[words.data_ptr()] = found
+        return found
+
+    def _plan(self, tokens: int) -> Plan:
+        padded = next((count for count in PADDED if count >= tokens), PADDED[-1])
+        padded = min(padded, self._config["tokens"])
+        key = padded, -(-tokens // padded)
+        return self._plans.get(key) or self._planned(*key)
+
+    def _planned(self, padded: int, turns: int) -> Plan:
+        context, config, form = self._context, self._config, self._form
+        rows, gated = config["rows"], self._gated
+        x_stages, w_stages = stages_of(context, config, padded)
+        k_steps = form.blocks.total
+        tiles = -(-self._sizes.outputs // (rows // (1 + gated))) * turns
+        most = processors(context) * config["per_processor"]
+        whole, shares = -(-tiles // most) * k_steps, -(-tiles * k_steps // most)
+        steps = shares if shares + config["joining"] < whole else whole
+        programs = -(-tiles * k_steps // steps)
+        shared = steps % k_steps != 0
+        where = place(context)
+        overlap = overlaps(context)
+        plan = self._plans[padded, turns] = Plan(
+            programs,
+            steps,
+            buffer(where, torch.float32, power_of_two(2 * programs * rows * padded if shared else 1)),
+            buffer(where, torch.int32, power_of_two(tiles if shared else 1)),
+            padded,
+            Bound(
+                words_times_rows,
+                **{"TOKENS": padded, "ROWS": rows, "CODES": context.shape["codes"]},
+                **{"GROUP_SIZE": form.group, "ALIKE": form.alike, "ZEROS": bool(context.shape["zeros"])},
+                **{"SCALE": context.shape["scale"], "GATED": gated, "SHARED": shared, "K_STEPS": k_steps},
+                **{"GROUP": config["group"] if turns > 1 else 0, "JOINED": config["joined"]},
+                **{"X_STAGES": x_stages, "W_STAGES": w_stages, "FLIGHT": config["flight"], "PDL": overlap},
+                **{"num_warps": config["warps"], "launch_pdl": overlap, "maxnreg": registers(config)},
+            ),
+        )
+        return plan
+
+
+def stages_of(context: OpContext, config: Mapping[str, Any], padded: int) -> tuple[int, int]:
+    """Returns the stages of inputs and of words that fit into shared memory, at least two each.
+
+    Raises ValueError if they do not fit.
+    """
+    room = shared_bytes(context, config["per_processor"]) - BARRIERS
+    x, w = config["joined"] * padded * WORDS.value * 2, config["rows"] * WORDS.value * 2
+    x_stages, w_stages = config["x_stages"], config["w_stages"]
+    while x_stages * x + w_stages * w > room and w_stages > 2:
+        w_stages -= 1
+    while x_stages * x + w_stages * w > room and x_stages > 2:
+        x_stages -= 1
+    if x_stages * x + w_stages * w > room:
+        raise ValueError(f"{config} needs more shared memory than a device of capability {context.device.capability}")
+    return x_stages, w_stages
+
+
+def registers(config: Mapping[str, Any]) -> int:
+    """Returns the registers that a thread starts with if `per_processor` programs share a multiprocessor."""
+    threads = 32 * (config["warps"] + _COPYING) * config["per_processor"]
+    return int(min(_REGISTERS // threads // 8 * 8, _MOST_REGISTERS))
+
+
+_NAMES = ("rows", "tokens", "warps", "flight", "joined", "x_stages", "w_stages", "per_processor")
+
+_CONFIGS = (
+    (128, 128, 8, 2, 2, 3, 6, 1),
+    (64, 128, 4, 2, 1, 4, 4, 2),
+    (128, 256, 8, 1, 1, 4, 4, 1),
+    (256, 128, 8, 1, 2, 3, 3, 1),
+)
+"""By _NAMES."""
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configurations worth timing."""
+    for values in _CONFIGS:
+        yield dict(zip(_NAMES, values, strict=True))
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Warpgroups:
+    """The op in the configuration `config`."""
+    return Warpgroups(context, {**DEFAULT, **config})
+
+
+def make(context: OpContext) -> Warpgroups:
+    """The op in the fastest measured configuration, or in the default one."""
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))

@@ -1,0 +1,415 @@
+"""The GPU kernel of `warpgroups`, in Gluon: weights in 4 and 8 bits times plain inputs, with Hopper's instructions.
+
+A product reads its weights from registers while the warps go on. So the next weights are converted while the tensor
+cores multiply. (Triton would wait for the product first.) One more warp copies words to shared memory, and one copies
+inputs.
+
+Each tile has rows in an order that suits a thread, which holds rows r and r + 8 of each 16: two neighbouring outputs,
+or gate and up of one.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from llmcore_triton import launch, linear_kernels
+from llmcore_triton.quantized import codes
+
+WORDS: gl.constexpr = gl.constexpr(64)
+"""Words of a step, and of a block of inputs. Their 128 bytes are the longest row that TMA swizzles."""
+
+SHARED_TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+"""How shared memory holds tiles of inputs and of words."""
+
+COPYING: gl.constexpr = gl.constexpr(24)
+"""Registers of a thread that copies. Those that multiply share the rest."""
+
+_DEPTH: gl.constexpr = gl.constexpr(16)
+"""Inputs of one instruction of the tensor cores. Weights are converted for each of them alone, so that little time
+passes between two of them."""
+
+_wait, _release = gluon.jit(launch.wait.fn), gluon.jit(launch.release.fn)
+_tile_at = gluon.jit(linear_kernels.tile_at.fn)
+_numbers = gluon.jit(codes.numbers.fn)
+
+
+@gluon.constexpr_function
+def sums_of(tokens: int, warps: int) -> gl.NVMMADistributedLayout:
+    """The layout of sums [rows, tokens]: each warp has 16 of every 16 * warps rows."""
+    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, tokens, 16])
+
+
+@gluon.constexpr_function
+def results_of(rows: int, tokens: int, warps: int) -> gl.DistributedLinearLayout:
+    """The same numbers in the order of the outputs. A thread has neighbouring outputs in neighbouring registers."""
+    more = [[0, 8 << bit] for bit in range((tokens // 8).bit_length() - 1)]
+    more += [[16 * warps << bit, 0] for bit in range((rows // (16 * warps)).bit_length() - 1)]
+    lanes = [[0, 2], [0, 4], [2, 0], [4, 0], [8, 0]]
+    by_warp = [[16 << bit, 0] for bit in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout([[1, 0], [0, 1], *more], lanes, by_warp, [], [rows, tokens])
+
+
+@gluon.jit(do_not_specialize=["tokens", "steps"])
+def words_times_rows(  # type: ignore[no-untyped-def]
+    x, words, scale, bias, out, partials, arrivals, tokens, outputs, inputs, steps,
+    TOKENS: gl.constexpr, ROWS: gl.constexpr, CODES: gl.constexpr,
+    GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr, SCALE: gl.constexpr, GATED: gl.constexpr,
+    SHARED: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr, JOINED: gl.constexpr, X_STAGES: gl.constexpr,
+    W_STAGES: gl.constexpr, FLIGHT: gl.constexpr, PDL: gl.constexpr, HAS_BIAS: gl.constexpr,
+):  # fmt: skip
+    """out [tokens, outputs] = x [tokens, inputs] weight^T, cut into programs as in weight_only_kernels.
+
+    A step multiplies WORDS words of ROWS rows of the weight, of gate and up together if GATED. Scales of groups
+    multiply the weights, and scales of whole rows the sums. Descriptors: x [tokens, inputs] in tiles of [TOKENS,
+    WORDS], and words [rows of the weight, words of a row] in tiles of WORDS words of ROWS rows, or of half of them if
+    GATED. WORDS divides inputs.
+    - JOINED: parts of words whose inputs share a stage of shared memory. X_STAGES and W_STAGES: the stages.
+    - FLIGHT: the products in flight while weights are converted.
+    """
+    TURNS: gl.constexpr = codes.parts(CODES) // JOINED
+    xs = gl.allocate_shared_memory(x.dtype, [X_STAGES * JOINED, TOKENS, WORDS], x.layout)
+    ws = gl.allocate_shared_memory(gl.int16, [W_STAGES, ROWS, WORDS], words.layout)
+    x_full, x_free = _barriers(X_STAGES), _barriers(X_STAGES)
+    w_full, w_free = _barriers(W_STAGES), _barriers(W_STAGES)
+    fence_async_shared()
+    tiles = gl.cdiv(outputs, ROWS // (1 + GATED))
+    if GROUP > 0:
+        tiles *= gl.cdiv(tokens, TOKENS)
+    first = gl.program_id(0) * steps
+    end = gl.minimum(first + steps, tiles * K_STEPS)
+    gl.warp_specialize(
+        [
+            (_multiply, (xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs,
+                         inputs, steps, first, end, ROWS, CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED, HAS_BIAS,
+                         SHARED, K_STEPS, GROUP, TURNS, X_STAGES, W_STAGES, FLIGHT, PDL)),
+            (_copy_words, (words, ws, w_full, w_free, tokens, outputs, first, end,
+                           ROWS, GATED, TOKENS, K_STEPS, GROUP, W_STAGES)),
+            (_copy_inputs, (x, xs, x_full, x_free, tokens, outputs, first, end,
+                            ROWS // (1 + GATED), K_STEPS, GROUP, TURNS, X_STAGES, PDL)),
+        ],
+        [1, 1],
+        [COPYING, COPYING],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
+    found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(found.index(i), count=1)
+    return found
+
+
+@gluon.jit
+def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the stage after `stage`, and its phase."""
+    stage += 1
+    if stage == STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
+def _corner(  # type: ignore[no-untyped-def]
+    tile, tokens, outputs, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr
+):
+    """As linear_kernels.corner."""
+    row, column = gl.to_tensor(0), tile
+    if GROUP > 0:
+        row, column = _tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
+    return row, column
+
+
+# --- the warps that copy ---------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _copy_words(  # type: ignore[no-untyped-def]
+    words, ws, full, free, tokens, outputs, first, end,
+    ROWS: gl.constexpr, GATED: gl.constexpr, TOKENS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """No kernel writes words, so the first ones come while the kernels before this one end."""
+    OUTPUTS: gl.constexpr = ROWS // (1 + GATED)
+    tile = first // K_STEPS
+    k = first - tile * K_STEPS
+    _, column = _corner(tile, tokens, outputs, TOKENS, OUTPUTS, GROUP)
+    stage, phase = 0, 1
+    for _ in range(first, end):
+        mbarrier.wait(free.index(stage), phase)
+        mbarrier.expect(full.index(stage), ROWS * WORDS * 2)
+        for half in gl.static_range(1 + GATED):
+            place = ws.index(stage).slice(half * OUTPUTS, OUTPUTS)
+            at = half * outputs + column * OUTPUTS
+            tma.async_copy_global_to_shared(words, [at, k * WORDS], full.index(stage), place)
+        stage, phase = _next(stage, phase, STAGES)
+        k += 1
+        if k == K_STEPS:
+            k = 0
+            tile += 1
+            _, column = _corner(tile, tokens, outputs, TOKENS, OUTPUTS, GROUP)
+
+
+@gluon.jit
+def _copy_inputs(  # type: ignore[no-untyped-def]
+    x, xs, full, free, tokens, outputs, first, end,
+    COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    TOKENS: gl.constexpr = xs.shape[1]
+    JOINED: gl.constexpr = xs.shape[0] // STAGES
+    tile = first // K_STEPS
+    k = first - tile * K_STEPS
+    row, _ = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
+    stage, phase = 0, 1
+    _wait(PDL)
+    for _ in range(first, end):
+        for turn in gl.static_range(TURNS):
+            mbarrier.wait(free.index(stage), phase)
+            mbarrier.expect(full.index(stage), JOINED * TOKENS * WORDS * 2)
+            for j in gl.static_range(JOINED):
+                at = ((k * TURNS + turn) * JOINED + j) * WORDS
+                tma.async_copy_global_to_shared(x, [row, at], full.index(stage), xs.index(stage * JOINED + j))
+            stage, phase = _next(stage, phase, STAGES)
+        k += 1
+        if k == K_STEPS:
+            k = 0
+            tile += 1
+            row, _ = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
+
+
+# --- the warps that multiply -----------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _multiply(  # type: ignore[no-untyped-def]
+    xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs, inputs, steps,
+    first, end,
+    ROWS: gl.constexpr, CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr,
+    SCALE: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, SHARED: gl.constexpr, K_STEPS: gl.constexpr,
+    GROUP: gl.constexpr, TURNS: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr, FLIGHT: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    TOKENS: gl.constexpr = xs.shape[1]
+    COLUMNS: gl.constexpr = ROWS // (1 + GATED)
+    JOINED: gl.constexpr = xs.shape[0] // X_STAGES
+    MMA: gl.constexpr = sums_of(TOKENS, gl.num_warps())
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    GROUPS: gl.constexpr = TURNS * JOINED // ALIKE if GROUP_SIZE > 0 else 0
+    LINES: gl.constexpr = gl.SliceLayout(1, OPERAND)
+    tile = first // K_STEPS
+    last = (end - 1) // K_STEPS
+    k = first - tile * K_STEPS
+    row, column = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
+    marks = _marks(scale, column, k, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
+    _wait(PDL)
+    _release(PDL)
+    sums = gl.zeros([ROWS, TOKENS], gl.float32, MMA)
+    w_stage, w_phase, x_stage, x_phase, before = 0, 0, 0, 0, 0
+    for step in range(first, end):
+        mbarrier.wait(w_full.index(w_stage), w_phase)
+        held = _loaded(_in_order(ws.index(w_stage), ROWS, GATED), OPERAND)
+        now = marks
+        # those of the next step. After the last step of a tile others are loaded instead
+        ahead = gl.minimum(k + 1, K_STEPS - 1)
+        marks = _marks(scale, column, ahead, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
+        for turn in gl.static_range(TURNS):
+            mbarrier.wait(x_full.index(x_stage), x_phase)
+            for j in gl.static_range(JOINED):
+                xt = xs.index(x_stage * JOINED + j)
+                for i in gl.static_range(WORDS // _DEPTH):
+                    weights = _weights(held[i], now, turn * JOINED + j, CODES, ALIKE, GROUPS, ZEROS, SCALE, xs.dtype)
+                    more = (k != 0) | (turn + j + i != 0)
+                    piece = xt.slice(i * _DEPTH, _DEPTH, dim=1).permute([1, 0])
+                    sums = warpgroup_mma(weights, piece, sums, use_acc=more, is_async=True)
+                    sums = warpgroup_mma_wait(FLIGHT, deps=[sums])
+                    # all products but the last ones have ended, and with them those of the stage before
+                    if j * (WORDS // _DEPTH) + i == FLIGHT - 1:
+                        mbarrier.arrive(x_free.index(before), count=1, pred=(step > first) | (turn > 0))
+                        if turn == 0:
+                            mbarrier.arrive(w_free.index(w_stage), count=1)
+            before = x_stage
+            x_stage, x_phase = _next(x_stage, x_phase, X_STAGES)
+        w_stage, w_phase = _next(w_stage, w_phase, W_STAGES)
+        k += 1
+        if (k == K_STEPS) | (step == end - 1):
+            sums = warpgroup_mma_wait(0, deps=[sums])
+            done = sums
+            if GROUP_SIZE == 0:
+                (whole,) = _marks(scale, column, 0, outputs, inputs, ROWS, 1, 1, 0, GATED, gl.SliceLayout(1, MMA))
+                done = sums * whole[:, None]
+            begin = tile * K_STEPS
+            if SHARED and ((first > begin) | (k < K_STEPS)):
+                slot = 2 * gl.program_id(0) + (first < begin).to(gl.int32)
+                part = partials + slot.to(gl.int64) * (ROWS * TOKENS)
+                gl.store(part + _places(ROWS, TOKENS, MMA), done)
+            else:
+                _store(out, bias, done, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
+            k = 0
+            tile += 1
+            row, column = _corner(gl.minimum(tile, last), tokens, outputs, TOKENS, COLUMNS, GROUP)
+            marks = _marks(scale, column, 0, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
+    if SHARED:
+        _sum_parts(out, bias, partials, arrivals, first, end, tokens, outputs, steps,
+                   K_STEPS, ROWS, TOKENS, GATED, HAS_BIAS, GROUP)  # fmt: skip
+
+
+@gluon.jit
+def _in_order(tile, ROWS: gl.constexpr, GATED: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns a view of a tile of words whose rows are in the order of the sums."""
+    if GATED:
+        tile = tile.reshape([2, ROWS // 16, 8, WORDS]).permute([1, 0, 2, 3])
+    else:
+        tile = tile.reshape([ROWS // 16, 8, 2, WORDS]).permute([0, 2, 1, 3])
+    return tile.reshape([ROWS, WORDS])
+
+
+@gluon.jit
+def _loaded(tile, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the words of a tile in registers: those of each instruction of the tensor cores."""
+    found = ()
+    for i in gl.static_range(WORDS // _DEPTH):
+        words = tile.slice(i * _DEPTH, _DEPTH, dim=1).load(OPERAND)
+        found = found + (words,)  # type: ignore[assignment]  # noqa: RUF005 - Gluon's compiler has no such tuples
+    return found
+
+
+@gluon.jit
+def _lines(  # type: ignore[no-untyped-def]
+    column, outputs, ROWS: gl.constexpr, GATED: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """Returns the weight's row for each row of a tile's sums, and whether it exists."""
+    i = gl.arange(0, ROWS, LAYOUT)
+    if GATED:
+        output = column * (ROWS // 2) + i // 16 * 8 + i % 8
+        line = output + i // 8 % 2 * outputs
+    else:
+        output = column * ROWS + i // 16 * 16 + i % 8 * 2 + i // 8 % 2
+        line = output
+    return line, output < outputs
+
+
+@gluon.jit
+def _marks(  # type: ignore[no-untyped-def]
+    scale, column, k, outputs, inputs,
+    ROWS: gl.constexpr, GROUPS: gl.constexpr, ALIKE: gl.constexpr, GROUP_SIZE: gl.constexpr, GATED: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Returns the marks of each group of a step, as they are stored."""
+    found = ()
+    if GROUPS > 0:
+        lines, inside = _lines(column, outputs, ROWS, GATED, LAYOUT)
+        for i in gl.static_range(GROUPS):
+            which = 0
+            if GROUP_SIZE > 0:
+                # the last block may reach over the last group
+                last = gl.cdiv(inputs, GROUP_SIZE) - 1
+                which = gl.minimum((k * GROUPS + i) * (ALIKE * WORDS) // GROUP_SIZE, last)
+            mark = gl.load(scale + which * ((1 + GATED) * outputs) + lines, mask=inside, other=0)
+            found = found + (mark,)  # type: ignore[assignment]  # noqa: RUF005 - Gluon's compiler has no such tuples
+    return found
+
+
+@gluon.jit
+def _weights(  # type: ignore[no-untyped-def]
+    held, marks, PART: gl.constexpr, CODES: gl.constexpr, ALIKE: gl.constexpr, GROUPS: gl.constexpr,
+    ZEROS: gl.constexpr, SCALE: gl.constexpr, KIND: gl.constexpr,
+):  # fmt: skip
+    """Returns part PART of the words as numbers of KIND in the layout of `held`, times the scales of groups."""
+    zero = 0
+    if ZEROS:
+        zero = gl.convert_layout((marks[PART // ALIKE] >> 16).to(gl.int16)[:, None], held.type.layout)
+    found = _numbers(held, zero, PART, CODES, KIND, ZEROS)
+    if GROUPS > 0:
+        mark = marks[PART // ALIKE]
+        if ZEROS:
+            mark = mark.to(gl.int16).to(gl.bfloat16 if SCALE == "bf16" else gl.float16, bitcast=True)
+        found = found * mark.to(KIND)[:, None]
+    return found
+
+
+@gluon.jit
+def _places(ROWS: gl.constexpr, TOKENS: gl.constexpr, MMA: gl.constexpr):  # type: ignore[no-untyped-def]
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, MMA))
+    return rows[:, None] * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(0, MMA))[None, :]
+
+
+@gluon.jit
+def _store(  # type: ignore[no-untyped-def]
+    out, bias, acc, row, column, tokens, outputs,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr,
+):  # fmt: skip
+    """Write one finished tile as rows of out [tokens, outputs]."""
+    COLUMNS: gl.constexpr = ROWS // (1 + GATED)
+    if HAS_BIAS:
+        lines, inside = _lines(column, outputs, ROWS, GATED, gl.SliceLayout(1, acc.type.layout))
+        acc += gl.load(bias + lines, mask=inside, other=0.0).to(gl.float32)[:, None]
+    if GATED:
+        gate, up = gl.split(acc.reshape([ROWS // 16, 2, 8, TOKENS]).permute([0, 2, 3, 1]))
+        y = (gate / (1.0 + gl.exp(-gate)) * up).reshape([COLUMNS, TOKENS])
+    else:
+        y = acc.reshape([ROWS // 16, 2, 8, TOKENS]).permute([0, 2, 1, 3]).reshape([ROWS, TOKENS])
+        y = gl.convert_layout(y, results_of(ROWS, TOKENS, gl.num_warps()), assert_trivial=True)
+    LAYOUT: gl.constexpr = y.type.layout
+    columns = gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT))
+    rows = gl.arange(0, TOKENS, gl.SliceLayout(0, LAYOUT))
+    here = (columns < outputs - column * COLUMNS)[:, None] & (rows < tokens - row)[None, :]
+    corner = out + row.to(gl.int64) * outputs + column * COLUMNS
+    gl.store(corner + rows[None, :] * outputs + columns[:, None], y.to(out.dtype.element_ty), mask=here)
+
+
+@gluon.jit
+def _sum_parts(  # type: ignore[no-untyped-def]
+    out, bias, partials, arrivals, first, end, tokens, outputs, steps,
+    K_STEPS: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr, GATED: gl.constexpr,
+    HAS_BIAS: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """As linear_kernels.arrive and sum_parts: the program that completes a tile adds its parts in their order."""
+    MMA: gl.constexpr = sums_of(TOKENS, gl.num_warps())
+    PAIR: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    # by two, because most tiles have two parts, which are then loaded at the same time if they fit into registers
+    TURNS: gl.constexpr = 2 if 2048 * gl.num_warps() >= ROWS * TOKENS else 1
+    which = gl.arange(0, 2, PAIR)
+    head, tail = first // K_STEPS, (end - 1) // K_STEPS
+    begin = gl.where(which == 0, head, tail) * K_STEPS
+    others = (begin + K_STEPS - 1) // steps - begin // steps
+    shared = (others > 0) & ((which == 1) | (head < tail))
+    # all threads write before one of them reports it
+    gl.thread_barrier()
+    one = gl.full([2], 1, gl.int32, PAIR)
+    counters = arrivals + begin // K_STEPS
+    earlier = gl.atomic_add(counters, one, mask=shared, sem="acq_rel", scope="gpu")
+    complete = (shared & (earlier == others)).to(gl.int32)
+    for end in gl.static_range(2):
+        if gl.sum(gl.where(which == end, complete, 0), 0) > 0:
+            tile = tail if end else head
+            start = tile * K_STEPS
+            # reset the counter for the next launch
+            gl.store(arrivals + tile, 0)
+            acc = gl.zeros([ROWS, TOKENS], gl.float32, MMA)
+            past = (start + K_STEPS - 1) // steps + 1
+            for program in range(start // steps, past, TURNS):
+                for i in gl.static_range(TURNS):
+                    acc += _part(partials, program + i, past, start, steps, ROWS, TOKENS, MMA)
+            row, column = _corner(tile, tokens, outputs, TOKENS, ROWS // (1 + GATED), GROUP)
+            _store(out, bias, acc, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
+
+
+@gluon.jit
+def _part(  # type: ignore[no-untyped-def]
+    partials, program, past, start, steps, ROWS: gl.constexpr, TOKENS: gl.constexpr, MMA: gl.constexpr
+):
+    """Returns a program's part of the tile that begins with step `start`. It is 0 for programs from `past` on."""
+    slot = 2 * program + (program * steps < start).to(gl.int32)
+    places = partials + slot.to(gl.int64) * (ROWS * TOKENS) + _places(ROWS, TOKENS, MMA)
+    # bypass the L1 cache, which does not see other multiprocessors' writes
+    return gl.load(places, mask=program < past, other=0.0, cache_modifier=".cg")

@@ -182,7 +182,8 @@ def _multiply(  # type: ignore[no-untyped-def]
     if TEAM * SKEW > 0:
         _, _, _, first, end = _place(gl.program_id(0), tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
         mbarrier.wait(free.index(gl.minimum(end - first, SKEW) - 1), 0)
-    stage, phase = 0, 0
+    # `before` starts here: if it started as `stage` in front of the inner loop, Triton would not see that it changes
+    stage, phase, before = 0, 0, 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         row, column, part, first, end = _place(unit, tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
         lines = row + X_BOX * M + gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
@@ -192,7 +193,6 @@ def _multiply(  # type: ignore[no-untyped-def]
             by_x = gl.load(x_scale + lines * scale_stride, mask=lines < tokens, other=0.0)
             by_w = gl.load(scale + columns, mask=columns < outputs, other=0.0)
         acc = gl.zeros([M, N], KIND, LAYOUT)
-        before = stage
         for step in range(first, end):
             mbarrier.wait(full.index(stage), phase)
             ours, weights = xs.index(stage * X_BOXES + X_BOX), ws.index(stage * W_BOXES + W_BOX)
@@ -210,6 +210,8 @@ def _multiply(  # type: ignore[no-untyped-def]
         else:
             y = acc.to(gl.float32) * by_x[:, None] * by_w[None, :]
             if HAS_BIAS:
+                # no load passes this. So registers hold either scales or bias
+                gl.thread_barrier()
                 y += gl.load(bias + columns, mask=columns < outputs, other=0.0).to(gl.float32)[None, :]
             y = gl.convert_layout(y.to(out.dtype.element_ty), results_of(M, N))
             corner = out

@@ -46,7 +46,7 @@ DEFAULT: dict[str, Any] = {
 - `most`: the most tokens that are multiplied here.
 - `flight`, `joined` and the stages: see the kernel."""
 
-PADDED = (128, 256)
+PADDED = (32, 64, 128, 256)
 """Token counts of a tile that kernels are compiled for."""
 
 _GRAPH = 256
@@ -193,18 +193,25 @@ def registers(config: Mapping[str, Any]) -> int:
 
 _NAMES = ("rows", "tokens", "warps", "flight", "joined", "x_stages", "w_stages", "per_processor")
 
-_CONFIGS = (
+_SOME = (
+    (128, 64, 8, 2, 2, 4, 6, 1),
+    (128, 64, 8, 2, 2, 3, 3, 2),
+    (64, 64, 4, 2, 2, 3, 4, 2),
+)
+"""Configurations for 17 to 64 tokens, by _NAMES."""
+
+_MANY = (
     (128, 128, 8, 2, 2, 3, 6, 1),
     (64, 128, 4, 2, 1, 4, 4, 2),
     (128, 256, 8, 1, 1, 4, 4, 1),
     (256, 128, 8, 1, 2, 3, 3, 1),
 )
-"""By _NAMES."""
+"""Those for more tokens."""
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
-    for values in _CONFIGS:
+    for values in _SOME if context.bucket == 2 else _MANY:
         yield dict(zip(_NAMES, values, strict=True))
 
 

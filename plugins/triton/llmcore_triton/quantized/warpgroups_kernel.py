@@ -206,58 +206,59 @@ def _multiply(  # type: ignore[no-untyped-def]
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     GROUPS: gl.constexpr = TURNS * JOINED // ALIKE if GROUP_SIZE > 0 else 0
     LINES: gl.constexpr = gl.SliceLayout(1, OPERAND)
-    tile = first // K_STEPS
-    last = (end - 1) // K_STEPS
-    k = first - tile * K_STEPS
+    tile, last = first // K_STEPS, (end - 1) // K_STEPS
     row, column = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
+    k = first - tile * K_STEPS
     marks = _marks(scale, column, k, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
     _wait(PDL)
     _release(PDL)
     sums = gl.zeros([ROWS, TOKENS], gl.float32, MMA)
     w_stage, w_phase, x_stage, x_phase, before = 0, 0, 0, 0, 0
-    for step in range(first, end):
-        mbarrier.wait(w_full.index(w_stage), w_phase)
-        held = _loaded(_in_order(ws.index(w_stage), ROWS, GATED), OPERAND)
-        now = marks
-        # those of the next step. After the last step of a tile others are loaded instead
-        ahead = gl.minimum(k + 1, K_STEPS - 1)
-        marks = _marks(scale, column, ahead, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
-        for turn in gl.static_range(TURNS):
-            mbarrier.wait(x_full.index(x_stage), x_phase)
-            for j in gl.static_range(JOINED):
-                xt = xs.index(x_stage * JOINED + j)
-                for i in gl.static_range(WORDS // _DEPTH):
-                    weights = _weights(held[i], now, turn * JOINED + j, CODES, ALIKE, GROUPS, ZEROS, SCALE, xs.dtype)
-                    more = (k != 0) | (turn + j + i != 0)
-                    piece = xt.slice(i * _DEPTH, _DEPTH, dim=1).permute([1, 0])
-                    sums = warpgroup_mma(weights, piece, sums, use_acc=more, is_async=True)
-                    sums = warpgroup_mma_wait(FLIGHT, deps=[sums])
-                    # all products but the last ones have ended, and with them those of the stage before
-                    if j * (WORDS // _DEPTH) + i == FLIGHT - 1:
-                        mbarrier.arrive(x_free.index(before), count=1, pred=(step > first) | (turn > 0))
-                        if turn == 0:
-                            mbarrier.arrive(w_free.index(w_stage), count=1)
-            before = x_stage
-            x_stage, x_phase = _next(x_stage, x_phase, X_STAGES)
-        w_stage, w_phase = _next(w_stage, w_phase, W_STAGES)
-        k += 1
-        if (k == K_STEPS) | (step == end - 1):
-            sums = warpgroup_mma_wait(0, deps=[sums])
-            done = sums
-            if GROUP_SIZE == 0:
-                (whole,) = _marks(scale, column, 0, outputs, inputs, ROWS, 1, 1, 0, GATED, gl.SliceLayout(1, MMA))
-                done = sums * whole[:, None]
-            begin = tile * K_STEPS
-            if SHARED and ((first > begin) | (k < K_STEPS)):
-                slot = 2 * gl.program_id(0) + (first < begin).to(gl.int32)
-                part = partials + slot.to(gl.int64) * (ROWS * TOKENS)
-                gl.store(part + _places(ROWS, TOKENS, MMA), done)
-            else:
-                _store(out, bias, done, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
-            k = 0
-            tile += 1
-            row, column = _corner(gl.minimum(tile, last), tokens, outputs, TOKENS, COLUMNS, GROUP)
-            marks = _marks(scale, column, 0, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
+    # tiles have a loop of their own: if a branch of the loop over steps used the sums, ptxas would wait for all
+    # products in every step
+    for tile in range(first // K_STEPS, last + 1):
+        begin = tile * K_STEPS
+        k_first, k_end = gl.maximum(first - begin, 0), gl.minimum(end - begin, K_STEPS)
+        for k in range(k_first, k_end):
+            mbarrier.wait(w_full.index(w_stage), w_phase)
+            held = _loaded(_in_order(ws.index(w_stage), ROWS, GATED), OPERAND)
+            now = marks
+            # those of the next step. After the last step of a tile others are loaded instead
+            ahead = gl.minimum(k + 1, K_STEPS - 1)
+            marks = _marks(scale, column, ahead, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
+            for turn in gl.static_range(TURNS):
+                mbarrier.wait(x_full.index(x_stage), x_phase)
+                for j in gl.static_range(JOINED):
+                    xt = xs.index(x_stage * JOINED + j)
+                    for i in gl.static_range(WORDS // _DEPTH):
+                        weights = _weights(
+                            held[i], now, turn * JOINED + j, CODES, ALIKE, GROUPS, ZEROS, SCALE, xs.dtype
+                        )
+                        piece = xt.slice(i * _DEPTH, _DEPTH, dim=1).permute([1, 0])
+                        more = (k > k_first) | (turn + j + i != 0)
+                        sums = warpgroup_mma(weights, piece, sums, use_acc=more, is_async=True)
+                        sums = warpgroup_mma_wait(FLIGHT, deps=[sums])
+                        # all products but the last ones have ended, and with them those of the stage before
+                        if j * (WORDS // _DEPTH) + i == FLIGHT - 1:
+                            mbarrier.arrive(x_free.index(before), count=1, pred=(begin + k > first) | (turn > 0))
+                            if turn == 0:
+                                mbarrier.arrive(w_free.index(w_stage), count=1)
+                before = x_stage
+                x_stage, x_phase = _next(x_stage, x_phase, X_STAGES)
+            w_stage, w_phase = _next(w_stage, w_phase, W_STAGES)
+        sums = warpgroup_mma_wait(0, deps=[sums])
+        done = sums
+        if GROUP_SIZE == 0:
+            (whole,) = _marks(scale, column, 0, outputs, inputs, ROWS, 1, 1, 0, GATED, gl.SliceLayout(1, MMA))
+            done = sums * whole[:, None]
+        if SHARED and ((first > begin) | (k_end < K_STEPS)):
+            slot = 2 * gl.program_id(0) + (first < begin).to(gl.int32)
+            part = partials + slot.to(gl.int64) * (ROWS * TOKENS)
+            gl.store(part + _places(ROWS, TOKENS, MMA), done)
+        else:
+            _store(out, bias, done, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
+        row, column = _corner(gl.minimum(tile + 1, last), tokens, outputs, TOKENS, COLUMNS, GROUP)
+        marks = _marks(scale, column, 0, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
     if SHARED:
         _sum_parts(out, bias, partials, arrivals, first, end, tokens, outputs, steps,
                    K_STEPS, ROWS, TOKENS, GATED, HAS_BIAS, GROUP)  # fmt: skip

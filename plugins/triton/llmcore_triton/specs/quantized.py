@@ -239,7 +239,7 @@ def weight_only_kernels() -> Iterable[KernelSpec]:
         ("many_rows", "weight_only", many, "packed weights dequantized once for each tile of tokens"),
         ("scratch", "scratch", replace(GPU, dtypes=_HALVES, buckets=many.buckets), "dequantizes, then cuBLAS"),
     )
-    hopper = replace(GPU, dtypes=_HALVES, capability=(90, 90), buckets=MANY.buckets)
+    hopper = replace(GPU, dtypes=_HALVES, capability=(90, 90), buckets=frozenset({2, 3, 4}))
     in_gluon = (
         ("direct", replace(few, buckets=frozenset({0, 1})), "words go from memory to the registers of products"),
         ("warpgroups", hopper, "converts weights while the tensor cores multiply others"),

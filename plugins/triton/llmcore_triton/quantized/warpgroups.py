@@ -40,8 +40,8 @@ DEFAULT: dict[str, Any] = {
 """A step multiplies WORDS words of `rows` rows of the weight with at most `tokens` tokens.
 - `warps`: those that multiply. Four more have a place, and two of them copy.
 - `per_processor`: programs on each multiprocessor.
-- `joining`: the time of adding parts of tiles, in steps. Programs take equal shares of the steps where that saves more
-  than this, and whole tiles elsewhere.
+- `joining`: the time of adding parts of tiles, in steps. If equal shares of the steps save more, programs take those.
+  Else they take whole tiles.
 - `group`: tiles of tokens that use the same weights before the next weights come.
 - `most`: the most tokens that are multiplied here.
 - `flight`, `joined` and the stages: see the kernel."""
@@ -49,9 +49,9 @@ DEFAULT: dict[str, Any] = {
 PADDED = (32, 64, 128, 256)
 """Token counts of a tile that kernels are compiled for."""
 
-_GRAPH = 256
-"""The most tokens of a step for which buffers are made in advance: a call may be captured into a CUDA graph, and must
-then not own memory."""
+_GRAPH = 512
+"""The most tokens of a step that may be captured into a CUDA graph. Its buffers are made in advance, because a graph
+must not own them."""
 
 _LAST = 4
 """The bucket without a largest number of tokens."""
@@ -90,7 +90,7 @@ class Warpgroups:
         self._weights: dict[int, Tiles] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         self._scratch = scratch.make(context) if context.bucket == _LAST else None
-        for tokens in (*PADDED, _GRAPH):
+        for tokens in range(PADDED[0], _GRAPH + 1, PADDED[0]):
             self._plan(tokens)
 
     def __call__(
@@ -159,8 +159,8 @@ class Warpgroups:
                 words_times_rows,
                 **{"TOKENS": padded, "ROWS": rows, "CODES": context.shape["codes"]},
                 **{"GROUP_SIZE": form.group, "ALIKE": form.alike, "ZEROS": bool(context.shape["zeros"])},
-                **{"SCALE": context.shape["scale"], "GATED": gated, "SHARED": shared, "K_STEPS": k_steps},
-                **{"GROUP": config["group"] if turns > 1 else 0, "JOINED": config["joined"]},
+                **{"SCALE": context.shape["scale"], "GATED": gated, "K_STEPS": k_steps},
+                **{"GROUP": config["group"], "JOINED": config["joined"]},
                 **{"X_STAGES": x_stages, "W_STAGES": w_stages, "FLIGHT": config["flight"], "PDL": overlap},
                 **{"num_warps": config["warps"], "launch_pdl": overlap, "maxnreg": registers(config)},
             ),

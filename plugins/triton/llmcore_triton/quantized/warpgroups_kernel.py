@@ -27,7 +27,7 @@ WORDS: gl.constexpr = gl.constexpr(64)
 """Words of a step, and of a block of inputs. Their 128 bytes are the longest row that TMA swizzles."""
 
 SHARED_TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-"""How shared memory holds tiles of inputs and of words."""
+"""The layout of tiles of inputs and of words in shared memory."""
 
 COPYING: gl.constexpr = gl.constexpr(24)
 """Registers of a thread that copies. Those that multiply share the rest."""
@@ -62,15 +62,16 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     x, words, scale, bias, out, partials, arrivals, tokens, outputs, inputs, steps,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, CODES: gl.constexpr,
     GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr, SCALE: gl.constexpr, GATED: gl.constexpr,
-    SHARED: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr, JOINED: gl.constexpr, X_STAGES: gl.constexpr,
-    W_STAGES: gl.constexpr, FLIGHT: gl.constexpr, PDL: gl.constexpr, HAS_BIAS: gl.constexpr,
+    K_STEPS: gl.constexpr, GROUP: gl.constexpr, JOINED: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr,
+    FLIGHT: gl.constexpr, PDL: gl.constexpr, HAS_BIAS: gl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = x [tokens, inputs] weight^T, cut into programs as in weight_only_kernels.
 
     A step multiplies WORDS words of ROWS rows of the weight, of gate and up together if GATED. Scales of groups
-    multiply the weights, and scales of whole rows the sums. Descriptors: x [tokens, inputs] in tiles of [TOKENS,
-    WORDS], and words [rows of the weight, words of a row] in tiles of WORDS words of ROWS rows, or of half of them if
-    GATED. WORDS divides inputs.
+    multiply the weights, and scales of whole rows the sums. WORDS divides inputs.
+    - x: a descriptor of [tokens, inputs], in tiles of [TOKENS, WORDS].
+    - words: a descriptor of [rows of the weight, words of a row], in tiles of WORDS words of ROWS rows, or of half of
+      them if GATED.
     - JOINED: parts of words whose inputs share a stage of shared memory. X_STAGES and W_STAGES: the stages.
     - FLIGHT: the products in flight while weights are converted.
     """
@@ -80,16 +81,14 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     x_full, x_free = _barriers(X_STAGES), _barriers(X_STAGES)
     w_full, w_free = _barriers(W_STAGES), _barriers(W_STAGES)
     fence_async_shared()
-    tiles = gl.cdiv(outputs, ROWS // (1 + GATED))
-    if GROUP > 0:
-        tiles *= gl.cdiv(tokens, TOKENS)
+    tiles = gl.cdiv(outputs, ROWS // (1 + GATED)) * gl.cdiv(tokens, TOKENS)
     first = gl.program_id(0) * steps
     end = gl.minimum(first + steps, tiles * K_STEPS)
     gl.warp_specialize(
         [
             (_multiply, (xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs,
                          inputs, steps, first, end, ROWS, CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED, HAS_BIAS,
-                         SHARED, K_STEPS, GROUP, TURNS, X_STAGES, W_STAGES, FLIGHT, PDL)),
+                         K_STEPS, GROUP, TURNS, X_STAGES, W_STAGES, FLIGHT, PDL)),
             (_copy_words, (words, ws, w_full, w_free, tokens, outputs, first, end,
                            ROWS, GATED, TOKENS, K_STEPS, GROUP, W_STAGES)),
             (_copy_inputs, (x, xs, x_full, x_free, tokens, outputs, first, end,
@@ -123,10 +122,7 @@ def _corner(  # type: ignore[no-untyped-def]
     tile, tokens, outputs, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr
 ):
     """As linear_kernels.corner."""
-    row, column = gl.to_tensor(0), tile
-    if GROUP > 0:
-        row, column = _tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
-    return row, column
+    return _tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
 
 
 # --- the warps that copy ---------------------------------------------------------------------------------------
@@ -195,7 +191,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs, inputs, steps,
     first, end,
     ROWS: gl.constexpr, CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr,
-    SCALE: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, SHARED: gl.constexpr, K_STEPS: gl.constexpr,
+    SCALE: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, K_STEPS: gl.constexpr,
     GROUP: gl.constexpr, TURNS: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr, FLIGHT: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
@@ -251,7 +247,7 @@ def _multiply(  # type: ignore[no-untyped-def]
         if GROUP_SIZE == 0:
             (whole,) = _marks(scale, column, 0, outputs, inputs, ROWS, 1, 1, 0, GATED, gl.SliceLayout(1, MMA))
             done = sums * whole[:, None]
-        if SHARED and ((first > begin) | (k_end < K_STEPS)):
+        if (first > begin) | (k_end < K_STEPS):
             slot = 2 * gl.program_id(0) + (first < begin).to(gl.int32)
             part = partials + slot.to(gl.int64) * (ROWS * TOKENS)
             gl.store(part + _places(ROWS, TOKENS, MMA), done)
@@ -259,7 +255,8 @@ def _multiply(  # type: ignore[no-untyped-def]
             _store(out, bias, done, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
         row, column = _corner(gl.minimum(tile + 1, last), tokens, outputs, TOKENS, COLUMNS, GROUP)
         marks = _marks(scale, column, 0, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
-    if SHARED:
+    # whole tiles have no parts
+    if steps % K_STEPS != 0:
         _sum_parts(out, bias, partials, arrivals, first, end, tokens, outputs, steps,
                    K_STEPS, ROWS, TOKENS, GATED, HAS_BIAS, GROUP)  # fmt: skip
 

@@ -14,9 +14,9 @@ from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
-from llmcore_triton.linear_shapes import is_gated, known_sizes
+from llmcore_triton.linear_shapes import is_gated
 from llmcore_triton.quantized.direct_kernel import WORDS, words_times_tokens
-from llmcore_triton.quantized.packing import Packing
+from llmcore_triton.quantized.packing import Packed, Packing
 
 KERNEL = "direct"
 
@@ -31,48 +31,37 @@ _REGISTERS, _MOST_REGISTERS = 65536, 255
 """Those of a multiprocessor, and the most of a thread."""
 
 
-class Direct:
+class Direct(Packed):
     """The op, bound to sizes and a configuration. It takes canonical and packed tensors.
 
     Raises ValueError for shapes whose blocks of inputs do not have WORDS words, or are not whole.
     """
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
-        sizes = known_sizes(context)
-        if sizes is None:
-            raise ValueError(f"{context.op} needs a shape with inputs and outputs or size, has {dict(context.shape)}")
-        form = self._form = Packing(context)
-        blocks = form.blocks
-        if blocks.words != WORDS.value or sizes.inputs % blocks.inputs:
-            raise ValueError(f"needs whole blocks of {WORDS.value} words, and {form.name} fit {sizes.inputs} inputs")
-        self.packing, self.pack = form.name, form.pack
-        self._sizes, self._rows = sizes, config["rows"]
+        super().__init__(context)
+        form, blocks, inputs = self._form, self._form.blocks, self._sizes.inputs
+        if blocks.words != WORDS.value or inputs % blocks.inputs:
+            raise ValueError(f"needs whole blocks of {WORDS.value} words, and {form.name} fit {inputs} inputs")
+        self._rows = config["rows"]
         overlap = overlaps(context)
         self._launch = Bound(
             words_times_tokens,
             **{"ROWS": config["rows"], "CODES": context.shape["codes"], "GROUP_SIZE": form.group, "ALIKE": form.alike},
-            **{"ZEROS": bool(context.shape["zeros"]), "SCALE": context.shape["scale"], "GATED": is_gated(context)},
+            **{"ZEROS": bool(context.shape["zeros"]), "SCALE": context.shape["scale"], "GATED": self._gated},
             **{"BLOCKS": blocks.total, "AHEAD": ahead_of(config, blocks.total), "PDL": overlap},
             **{"num_warps": config["warps"], "launch_pdl": overlap, "maxnreg": registers(config)},
         )
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        codes: torch.Tensor,
-        scale: torch.Tensor,
-        zero: torch.Tensor | None = None,
-        order: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+    def multiply(
+        self, x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
-        x, codes, scale = self._form.arranged(x, codes, scale, zero, order)
+        """See Packed."""
         tokens, outputs = x.shape[0], self._sizes.outputs
         padded = PADDED[tokens > PADDED[0]]
         out = x.new_empty(tokens, outputs)
         self._launch.but(TOKENS=padded, HAS_BIAS=bias is not None)(
             (-(-outputs // self._rows), -(-tokens // padded)),
-            *(x, codes, scale, out if bias is None else bias, out, tokens, outputs, x.stride(0)),
+            *(x, words, scale, out if bias is None else bias, out, tokens, outputs, x.stride(0)),
         )
         return out
 

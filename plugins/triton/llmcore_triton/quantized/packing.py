@@ -12,12 +12,15 @@ the bits of the zero in the form in which it is added to codes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import gcd
 from typing import Any, NamedTuple
 
 import torch
 from llmcore.api import OpContext
+
+from llmcore_triton.linear_shapes import is_gated, known_sizes
 
 BITS: Mapping[str, int] = {"u4": 4, "i8": 8, "e4m3": 8}
 
@@ -117,3 +120,36 @@ class Packing:
         if codes.dtype != torch.int16:
             codes, scale, zero, order = self.pack(codes, scale, zero, order)
         return x if order is None else x.index_select(1, order), codes, scale
+
+
+class Packed(ABC):
+    """A kernel for packed weights, bound to a context. It takes canonical tensors too.
+
+    Raises ValueError for a context without sizes, and for groups that no block fits.
+    """
+
+    def __init__(self, context: OpContext) -> None:
+        sizes = known_sizes(context)
+        if sizes is None:
+            raise ValueError(f"{context.op} needs a shape with inputs and outputs or size, has {dict(context.shape)}")
+        self._context, self._sizes, self._gated = context, sizes, is_gated(context)
+        self._form = Packing(context)
+        self.packing, self.pack = self._form.name, self._form.pack
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
+        return self.multiply(*self._form.arranged(x, codes, scale, zero, order), bias)
+
+    @abstractmethod
+    def multiply(
+        self, x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x [T, inputs] in the order of the codes, packed words and marks -> as the call."""

@@ -17,9 +17,8 @@ from llmcore.layers import DTYPES, Op
 
 from llmcore_triton import silu_and_mul, tuned
 from llmcore_triton.launch import Bound, overlaps, place, release, wait
-from llmcore_triton.linear_shapes import is_gated, known_sizes
 from llmcore_triton.quantized.codes import numbers, parts
-from llmcore_triton.quantized.packing import Packing
+from llmcore_triton.quantized.packing import Packed
 from llmcore_triton.quantized.weight_only_kernels import as_operands, marks_at
 
 KERNEL = "scratch"
@@ -73,19 +72,16 @@ class Shared:
 _shared = Shared()
 
 
-class Scratch:
-    """The op, bound to a device, sizes and a configuration. It takes canonical and packed tensors."""
+class Scratch(Packed):
+    """The op, bound to a configuration."""
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
-        sizes = known_sizes(context)
-        if sizes is None:
-            raise ValueError(f"{context.op} needs a shape with inputs and outputs or size, has {dict(context.shape)}")
-        self._form = Packing(context)
-        self.packing, self.pack = self._form.name, self._form.pack
+        super().__init__(context)
         self._activation: Op | None = None
-        if is_gated(context):
-            self._activation = silu_and_mul.make(replace(context, op="silu_and_mul", shape={"size": sizes.outputs}))
-        self._rows, self._inputs = sizes.outputs * (1 + is_gated(context)), sizes.inputs
+        outputs, inputs = self._sizes
+        if self._gated:
+            self._activation = silu_and_mul.make(replace(context, op="silu_and_mul", shape={"size": outputs}))
+        self._rows, self._inputs = outputs * (1 + self._gated), inputs
         self._block_n = int(config["block_n"])
         self._buffer = place(context), DTYPES[context.dtype]
         _shared.of(*self._buffer, self._rows * self._inputs)
@@ -97,21 +93,14 @@ class Scratch:
             **{"PDL": overlap, "num_warps": config["warps"], "launch_pdl": overlap},
         )
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        codes: torch.Tensor,
-        scale: torch.Tensor,
-        zero: torch.Tensor | None = None,
-        order: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+    def multiply(
+        self, x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
-        x, codes, scale = self._form.arranged(x, codes, scale, zero, order)
+        """See Packed."""
         rows, inputs = self._rows, self._inputs
         weight = _shared.of(*self._buffer, rows * inputs)[: rows * inputs].view(rows, inputs)
         grid = -(-rows // self._block_n), self._form.blocks.total
-        self._launch(grid, codes, scale, weight, rows, inputs)
+        self._launch(grid, words, scale, weight, rows, inputs)
         y: torch.Tensor = F.linear(x, weight, bias)
         return y if self._activation is None else self._activation(y)
 

@@ -20,14 +20,12 @@ from llmcore_triton.linear_shapes import (
     BARRIERS,
     TMA_ALIGNED,
     buffer,
-    is_gated,
-    known_sizes,
     power_of_two,
     processors,
     shared_bytes,
 )
 from llmcore_triton.quantized import scratch
-from llmcore_triton.quantized.packing import Packing
+from llmcore_triton.quantized.packing import Packed
 from llmcore_triton.quantized.tiles import Tiles
 from llmcore_triton.quantized.warpgroups_kernel import SHARED_TILES, WORDS, words_times_rows
 
@@ -74,38 +72,26 @@ class Plan(NamedTuple):
     launch: Bound
 
 
-class Warpgroups:
-    """The op, bound to a device, sizes and a configuration. It takes canonical and packed tensors."""
+class Warpgroups(Packed):
+    """The op, bound to a configuration."""
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
-        sizes = known_sizes(context)
-        if sizes is None:
-            raise ValueError(f"{context.op} needs a shape with inputs and outputs or size, has {dict(context.shape)}")
-        self._context, self._config, self._sizes = context, config, sizes
-        self._gated = is_gated(context)
-        self._form = Packing(context)
+        super().__init__(context)
+        self._config = config
         if self._form.blocks.words != WORDS.value:
             raise ValueError(f"needs blocks of {WORDS.value} words, and {self._form.name} fit the shape")
-        self.packing, self.pack = self._form.name, self._form.pack
         self._weights: dict[int, Tiles] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         self._scratch = scratch.make(context) if context.bucket == _LAST else None
         for tokens in range(PADDED[0], _GRAPH + 1, PADDED[0]):
             self._plan(tokens)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        codes: torch.Tensor,
-        scale: torch.Tensor,
-        zero: torch.Tensor | None = None,
-        order: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+    def multiply(
+        self, x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
+        """See Packed."""
         if self._scratch is not None and len(x) > self._config["most"]:
-            return self._scratch(x, codes, scale, zero, order, bias)
-        x, codes, scale = self._form.arranged(x, codes, scale, zero, order)
+            return self._scratch.multiply(x, words, scale, bias)
         tokens, inputs = x.shape
         # the stride of a single row may be anything
         stride = x.stride(0) if tokens > 1 else inputs
@@ -116,7 +102,7 @@ class Warpgroups:
         tiles = Tiles(x, [tokens, inputs], [stride, 1], [plan.padded, WORDS.value], SHARED_TILES)
         plan.launch.but(HAS_BIAS=bias is not None)(
             (plan.programs,),
-            *(tiles, self._tiles(codes), scale, out if bias is None else bias, out, plan.partials, plan.arrivals),
+            *(tiles, self._tiles(words), scale, out if bias is None else bias, out, plan.partials, plan.arrivals),
             *(tokens, *self._sizes, plan.steps),
         )
         return out

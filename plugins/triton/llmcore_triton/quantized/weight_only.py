@@ -26,7 +26,7 @@ from llmcore_triton.linear_shapes import (
     processors,
     shared_bytes,
 )
-from llmcore_triton.quantized.packing import Packing
+from llmcore_triton.quantized.packing import Packed, Packing
 from llmcore_triton.quantized.weight_only_kernels import words_times_rows
 
 DEFAULT: dict[str, Any] = {
@@ -69,40 +69,28 @@ class Plan(NamedTuple):
     launch: Bound
 
 
-class WeightOnly:
-    """The op, bound to a device, sizes and a configuration. It takes canonical and packed tensors."""
+class WeightOnly(Packed):
+    """The op, bound to a configuration."""
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
-        sizes = known_sizes(context)
-        if sizes is None:
-            raise ValueError(f"{context.op} needs a shape with inputs and outputs or size, has {dict(context.shape)}")
-        self._context, self._config, self._sizes = context, config, sizes
-        self._gated = is_gated(context)
-        self._form = Packing(context)
-        self.packing, self.pack = self._form.name, self._form.pack
+        super().__init__(context)
+        self._config = config
         self._weights: dict[int, TensorDescriptor] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         for tokens in (*PADDED, _GRAPH):
             if config["per_processor"]:
                 self._plan(tokens)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        codes: torch.Tensor,
-        scale: torch.Tensor,
-        zero: torch.Tensor | None = None,
-        order: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+    def multiply(
+        self, x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """x [T, inputs], a weight in the canonical or the packed form -> [T, outputs], or half of that if gated."""
-        x, codes, scale = self._form.arranged(x, codes, scale, zero, order)
+        """See Packed."""
         tokens = x.shape[0]
         plan = self._plan(tokens)
         out = x.new_empty(tokens, self._sizes.outputs)
         plan.launch.but(HAS_BIAS=bias is not None)(
             (plan.programs,),
-            *(x, codes, *descriptors(x, codes, plan.boxes, plan.weights), scale),
+            *(x, words, *descriptors(x, words, plan.boxes, plan.weights), scale),
             *(out if bias is None else bias, out, plan.partials, plan.arrivals),
             *(tokens, *self._sizes, x.stride(0), plan.steps),
         )

@@ -95,7 +95,14 @@ def eight_bit_kernels() -> Iterable[KernelSpec]:
             refuses=_small_rows,
             summary="codes streamed once for up to 256 tokens",
         )
-        yield _gemv(op, GPU.dtypes, _gemv_codes)
+        yield replace(
+            some,
+            name="gemv",
+            make="llmcore_triton.quantized.gemv:make",
+            when=replace(ONE, dtypes=GPU.dtypes),
+            refuses=_gemv,
+            summary="one token without tensor cores",
+        )
         yield replace(
             some,
             name="many_rows",
@@ -147,25 +154,10 @@ def _small_rows(context: OpContext) -> str | None:
     return reason
 
 
-def _gemv(op: str, dtypes: frozenset[str], refuses: Callable[[OpContext], str | None]) -> KernelSpec:
-    """The kernel for one token of a linear with weights of 8 bits."""
-    return KernelSpec(
-        op=op,
-        name="gemv",
-        make="llmcore_triton.quantized.gemv:make",
-        when=replace(ONE, dtypes=dtypes),
-        refuses=refuses,
-        cost=COST,
-        summary="one token without tensor cores",
-    )
-
-
-def _gemv_codes(context: OpContext) -> str | None:
-    return _misaligned(context, 16, 1) or _no_linear(context) or _unmeasured_gemv(context)
-
-
-def _unmeasured_gemv(context: OpContext) -> str | None:
-    return "nobody has measured it here" if tuned.find("gemv", context) is None else None
+def _gemv(context: OpContext) -> str | None:
+    if (reason := _misaligned(context, 16, 1) or _no_linear(context)) is None and tuned.find("gemv", context) is None:
+        return "nobody has measured it here"
+    return reason
 
 
 def _many_rows(context: OpContext) -> str | None:
@@ -244,8 +236,6 @@ def weight_only_kernels() -> Iterable[KernelSpec]:
         ("direct", replace(few, buckets=frozenset({0, 1})), "words go from memory to the registers of products"),
         ("warpgroups", hopper, "converts weights while the tensor cores multiply others"),
     )
-    for gated in ("", _GATED):
-        yield _gemv(f"linear.w8a16{gated}", _HALVES, _gemv_words)
     for bits in ("w4a16", "w8a16"):
         for gated in ("", _GATED):
             for name, when, summary in in_gluon:
@@ -308,24 +298,6 @@ def _refuses_in_gluon(kernel: str) -> Callable[[OpContext], str | None]:
         return None
 
     return refuses
-
-
-def _gemv_words(context: OpContext) -> str | None:
-    shape = context.shape
-    inputs, group = shape.get("inputs"), shape.get("group")
-    if not isinstance(inputs, int) or not isinstance(group, int):
-        return "is made for one shape, and none is known"
-    if inputs % 16:
-        return f"needs inputs to be a multiple of 16, has {inputs}"
-    if shape["zeros"]:
-        return "has no zeros"
-    if group % _GROUP:
-        return f"needs groups of a multiple of {_GROUP} inputs, has {group}"
-    if (reason := no_codes(context) or _unmeasured_gemv(context)) is not None:
-        return reason
-    if context.op.endswith(_GATED):
-        return slower_than_parts("gemv", context, context.op.removesuffix(_GATED))
-    return None
 
 
 def expert_kernels() -> Iterable[KernelSpec]:

@@ -112,10 +112,12 @@ def measure(
     left: Callable[[], float],
     counts: Sequence[int] | None = None,
     every: bool = False,
+    keep: Callable[[Mapping[str, Any]], object] = lambda entry: None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns entries for the table, and messages: kernels that failed, and those for which no time was `left`.
 
     `counts`: tokens of the cases, instead of those of real steps. `every`: print the time of each configuration.
+    `keep` is called with each entry at once.
     """
     entries, notes, missed = [], [], 0
     grouped: dict[int, list[Job]] = {}
@@ -130,6 +132,7 @@ def measure(
             entry = _best(registry, job, load_of, timer, notes, left, every)
             if entry is not None:
                 entries.append(entry)
+                keep(entry)
                 print(f"{entry['us']:10.2f} us  {job.name}  {entry['config'] or ''}", flush=True)
         del load_of
         gc.collect()
@@ -345,15 +348,21 @@ def main() -> int:
         heated += heat
         return replayed(calls, heat)
 
-    entries, notes = measure(
-        registry, jobs, device.torch_device, timer, lambda: end - time.monotonic(), every=options.all
-    )
-    print(f"{heated:.0f} s of it heated the GPU")
     head = {
         **{"gpu": device.info.name, "capability": device.info.capability},
         **{"date": datetime.date.today().isoformat(), "torch": torch.__version__, "triton": _triton()},
     }
-    print(f"{len(entries)} entries in {written(options.out, entries, head)}")
+
+    def keep(entry: Mapping[str, Any]) -> None:
+        # a run that is ended from outside loses nothing
+        written(options.out, [entry], head)
+
+    def left() -> float:
+        return end - time.monotonic()
+
+    entries, notes = measure(registry, jobs, device.torch_device, timer, left, every=options.all, keep=keep)
+    print(f"{heated:.0f} s of it heated the GPU")
+    print(f"{len(entries)} entries in {options.out}")
     for note in notes:
         print(note)
     return 0

@@ -172,10 +172,15 @@ def test_the_fastest_configuration_wins_and_time_runs_out(tmp_path: Path) -> Non
     jobs = [job for job in jobs if job.spec == jobs[0].spec]
     assert len(jobs) == 2
     times = iter((3.0, 1.0, 2.0))
-    left = iter([1.0] * 4)
+    left, kept = iter([1.0] * 4), []
+
+    def timer(calls, heat) -> float:
+        return next(times)
+
     entries, notes = tune.measure(
-        REGISTRY, jobs, torch.device("cpu"), lambda calls, heat: next(times), lambda: next(left, 0.0), counts=(1,)
+        REGISTRY, jobs, torch.device("cpu"), timer, lambda: next(left, 0.0), counts=(1,), keep=kept.append
     )
+    assert kept == entries
     assert [(entry["us"], entry["config"]) for entry in entries] == [(1.0, jobs[0].configs[1])]
     assert notes == ["no time for 1 kernels"]
 

@@ -17,7 +17,7 @@ AHEAD: tl.constexpr = tl.constexpr(16)
 
 
 @triton.jit
-def _silu_and_mul(gate, up):  # type: ignore[no-untyped-def]
+def silu_and_mul(gate, up):  # type: ignore[no-untyped-def]
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
@@ -100,7 +100,7 @@ def store(  # type: ignore[no-untyped-def]
     if GATED:
         if HAS_BIAS:
             up += tl.load(bias + outputs + columns, mask=inside, other=0.0).to(tl.float32)[:, None]
-        acc = _silu_and_mul(acc, up)
+        acc = silu_and_mul(acc, up)
     places = out + rows.to(tl.int64)[None, :] * outputs + columns[:, None]
     tl.store(places, acc.to(out.dtype.element_ty), mask=inside[:, None] & (rows < tokens)[None, :])
 
@@ -427,5 +427,5 @@ def gemv(  # type: ignore[no-untyped-def]
         z = tl.sum(up + v.to(tl.float32) * xs, axis=1)
         if HAS_BIAS:
             z += tl.load(bias + outputs + outs, mask=inside, other=0.0).to(tl.float32)
-        y = _silu_and_mul(y, z)
+        y = silu_and_mul(y, z)
     tl.store(out + token * outputs + outs, y.to(out.dtype.element_ty), mask=inside)

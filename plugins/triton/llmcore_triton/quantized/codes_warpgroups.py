@@ -1,8 +1,10 @@
 """linear.w8a8, kernel warpgroups: more than 64 tokens on Hopper, in Gluon.
 
-Results are written while others are computed (see codes_warpgroups_kernel). Codes of float8 are added up with the
-tensor cores' own bits, as many_rows and cuBLAS do. Each call chooses the width of tiles, and how many programs share
-one. Equal calls give equal bits.
+Results are written while others are computed (see codes_warpgroups_kernel). Each call chooses the width of tiles, and
+how many programs share one. Equal calls give equal bits.
+
+The tensor cores add up e4m3 with their own bits, about 14, as in many_rows and cuBLAS: measured errors on an H200 were
+up to 1.03e-2 of the largest result with 14,336 inputs, and below 1e-2 with 4,160 or fewer.
 """
 
 from __future__ import annotations
@@ -20,22 +22,18 @@ from llmcore_triton.launch import Bound, overlaps, place
 from llmcore_triton.linear_shapes import BARRIERS, buffer, known_sizes, power_of_two, processors, shared_bytes
 from llmcore_triton.quantized.codes_finish import MOST, Finish
 from llmcore_triton.quantized.codes_warpgroups_kernel import BLOCK_K, SHARED_TILES, codes_times_codes
+from llmcore_triton.quantized.tiles import Tiles
 
 KERNEL = "warpgroups"
 
-DEFAULT: dict[str, Any] = {"m": 64, "n": 256, "along": "tokens", "stages": 8, "skew": 0, "group": 16, "parts": MOST}
-"""Each of the two teams of a program has `m` tokens and `n` outputs, or fewer outputs where that is faster.
-- `along`: teams divide the "tokens" or the "outputs" of a tile.
+DEFAULT: dict[str, Any] = {"m": 64, "n": 256, "stages": 8, "group": 16, "parts": MOST}
+"""Each of the two teams of a program has `m` tokens. A tile has `n` outputs, or half of them where that is faster.
 - `stages`: steps in shared memory at most. There are fewer if it ends.
-- `skew`: steps by which the second team starts later, so that the teams do not write at the same time.
 - `group`: tiles of tokens that use the same weights before the next weights come.
 - `parts`: the most programs that share a tile."""
 
 _STEP: int = BLOCK_K.value
 """Inputs of a step."""
-
-_NARROWEST = 64
-"""The fewest outputs of a team."""
 
 _PRODUCTS, _LOADED = 4096, 48
 """Products that a multiprocessor computes in a cycle, and the bytes that it loads."""
@@ -50,15 +48,8 @@ _SCRATCH = 8 * 1024
 """Bytes of shared memory in which warps turn results."""
 
 
-class Tiles(TensorDescriptor):  # type: ignore[misc]
-    """A TMA descriptor whose maker has checked alignment already. Gluon's own class checks it again."""
-
-    def __post_init__(self) -> None:
-        """Checks nothing."""
-
-
 class Choice(NamedTuple):
-    """How a call is cut: the outputs of a team, and the programs that share a tile."""
+    """How a call is cut: the outputs of a tile, and the programs that share a tile."""
 
     n: int
     parts: int
@@ -77,20 +68,18 @@ class Warpgroups:
             raise ValueError(f"{KERNEL} of {context.op} needs a shape with inputs and outputs, has none")
         self._outputs, self._inputs = sizes
         self._dtype, self._programs = DTYPES[context.dtype], processors(context)
-        self._m, self._along, self._most = int(config["m"]), str(config["along"]), int(config["parts"])
-        self._widths = [n for n in (int(config["n"]), int(config["n"]) // 2) if n >= _NARROWEST]
+        self._m, self._most = int(config["m"]), int(config["parts"])
+        self._widths = int(config["n"]), int(config["n"]) // 2
         self._weights: dict[tuple[int, int], TensorDescriptor] = {}
         self._choices: dict[int, Choice] = {}
         self._first = True
         overlap = overlaps(context)
         self._launches: dict[int, Bound] = {}
         for n in self._widths:
-            stages = stages_of(context, config, n)
             self._launches[n] = Bound(
                 codes_times_codes,
-                **{"M": self._m, "N": n, "ALONG": self._along, "STAGES": stages},
-                **{"SKEW": min(int(config["skew"]), stages - 1), "TURN": config["group"], "PDL": overlap},
-                **{"num_warps": 4, "launch_pdl": overlap, "maxnreg": _STARTED},
+                **{"M": self._m, "N": n, "STAGES": stages_of(context, config, n), "TURN": config["group"]},
+                **{"PDL": overlap, "num_warps": 4, "launch_pdl": overlap, "maxnreg": _STARTED},
             )
         self._finish = Finish(context, MOST, scaled=True)
         # made here: a call may be captured into a CUDA graph, and must not own memory
@@ -140,12 +129,8 @@ class Warpgroups:
         return out
 
     def tiles(self, tokens: int, n: int) -> int:
-        """Returns the number of tiles whose teams have `n` outputs."""
-        tile_m, tile_n = self._tile(n)
-        return -(-tokens // tile_m) * -(-self._outputs // tile_n)
-
-    def _tile(self, n: int) -> tuple[int, int]:
-        return (2 * self._m, n) if self._along == "tokens" else (self._m, 2 * n)
+        """Returns the number of tiles with `n` outputs."""
+        return -(-tokens // (2 * self._m)) * -(-self._outputs // n)
 
     def choices(self, tokens: int) -> list[Choice]:
         """Returns the ways to cut a call. All programs that share tiles run at the same time."""
@@ -161,9 +146,9 @@ class Warpgroups:
 
     def _cycles(self, tokens: int, choice: Choice) -> float:
         """Returns about how long a call takes."""
-        tile_m, tile_n = self._tile(choice.n)
-        rounds = -(-self.tiles(tokens, choice.n) * choice.parts // self._programs)
-        step = max(tile_m * tile_n / _PRODUCTS, (tile_m + tile_n) / _LOADED) * _STEP
+        m, n = 2 * self._m, choice.n
+        rounds = -(-self.tiles(tokens, n) * choice.parts // self._programs)
+        step = max(m * n / _PRODUCTS, (m + n) / _LOADED) * _STEP
         steps = -(-self._inputs // _STEP // choice.parts)
         cycles = rounds * steps * step
         if choice.parts > 1:
@@ -176,16 +161,15 @@ class Warpgroups:
         key = codes.data_ptr(), n
         found = self._weights.get(key)
         if found is None:
-            box = [n, _STEP]
-            found = TensorDescriptor(codes, list(codes.shape), [self._inputs, 1], box, SHARED_TILES)
+            found = TensorDescriptor(codes, list(codes.shape), [self._inputs, 1], [n, _STEP], SHARED_TILES)
             self._weights[key] = found
         return found
 
 
 def stages_of(context: OpContext, config: Mapping[str, Any], n: int) -> int:
-    """Returns the stages that shared memory has room for if each team has `n` outputs."""
-    boxes = 2 * int(config["m"]) + n if config["along"] == "tokens" else int(config["m"]) + 2 * n
-    return min(int(config["stages"]), (shared_bytes(context) - BARRIERS - _SCRATCH) // (boxes * _STEP))
+    """Returns the stages that shared memory has room for if a tile has `n` outputs."""
+    rows = 2 * int(config["m"]) + n
+    return min(int(config["stages"]), (shared_bytes(context) - BARRIERS - _SCRATCH) // (rows * _STEP))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Warpgroups:
@@ -198,19 +182,7 @@ def make(context: OpContext) -> Warpgroups:
     return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
-_NAMES = ("m", "n", "along", "skew", "group", "parts")
-_FEW = (
-    *((64, 128, "tokens", 0, 16, 8), (64, 128, "tokens", 0, 16, 1), (64, 128, "outputs", 0, 16, 8)),
-    *((64, 64, "outputs", 0, 16, 8), (128, 128, "tokens", 0, 16, 8), (64, 256, "tokens", 0, 16, 8)),
-)
-_MANY = (
-    *((64, 256, "tokens", 0, 16, 8), (64, 256, "tokens", 3, 16, 8), (64, 256, "tokens", 3, 8, 8)),
-    *((128, 128, "tokens", 0, 16, 8), (128, 128, "tokens", 3, 16, 8), (64, 256, "tokens", 2, 16, 1)),
-)
-"""Configurations to time, by _NAMES."""
-
-
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
-    for values in _FEW if context.bucket == 3 else _MANY:
-        yield {**DEFAULT, **dict(zip(_NAMES, values, strict=True))}
+    for m, n, parts in ((64, 128, MOST), (64, 256, MOST), (128, 128, MOST), (64, 128, 1), (64, 256, 1)):
+        yield {**DEFAULT, "m": m, "n": n, "parts": parts}

@@ -54,22 +54,21 @@ def results_of(m: int, n: int) -> gl.DistributedLinearLayout:
 @gluon.jit(do_not_specialize=["tokens", "parts"])
 def codes_times_codes(  # type: ignore[no-untyped-def]
     x, weight, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts,
-    M: gl.constexpr, N: gl.constexpr, ALONG: gl.constexpr, STAGES: gl.constexpr, SKEW: gl.constexpr,
-    TURN: gl.constexpr, SUMS: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, TURN: gl.constexpr, SUMS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = x [tokens, inputs] weight^T, times x_scale [tokens, 1] and scale [outputs, 1], + bias.
 
-    Descriptors: x in tiles of [M, BLOCK_K], weight [outputs, inputs] in tiles of [N, BLOCK_K]. A team has M tokens and
-    N outputs. Teams are beside each other ALONG "tokens" or "outputs". Program i takes tiles i, i + programs, and so
-    on.
-    - SKEW: steps by which the second team starts later. It is less than STAGES.
-    - SUMS: out [parts, tokens, outputs] has sums without scales, each over one of `parts` parts of the inputs.
+    Descriptors: x in boxes of [M, BLOCK_K], weight [outputs, inputs] in boxes of [N, BLOCK_K]. A tile has N outputs,
+    and M tokens for each team. Program i takes tiles i, i + programs, and so on.
+
+    SUMS: out [parts, tokens, outputs] has sums without scales, each over one of `parts` parts of the inputs.
     """
-    X_BOXES: gl.constexpr = 2 if ALONG == "tokens" else 1
-    xs = gl.allocate_shared_memory(x.dtype, [STAGES * X_BOXES, M, BLOCK_K], x.layout)
-    ws = gl.allocate_shared_memory(weight.dtype, [STAGES * (3 - X_BOXES), N, BLOCK_K], weight.layout)
+    # for each stage first those of the first team
+    xs = gl.allocate_shared_memory(x.dtype, [2 * STAGES, M, BLOCK_K], x.layout)
+    ws = gl.allocate_shared_memory(weight.dtype, [STAGES, N, BLOCK_K], weight.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # first those of the first team
+    # first all those of the first team
     free = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
@@ -80,8 +79,8 @@ def codes_times_codes(  # type: ignore[no-untyped-def]
     multiplied = xs, ws, full, free, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts
     gl.warp_specialize(
         [
-            (_multiply, (multiplied, 0, SKEW, TURN, SUMS, HAS_BIAS, PDL)),
-            (_multiply, (multiplied, 1, SKEW, TURN, SUMS, HAS_BIAS, PDL)),
+            (_multiply, (multiplied, 0, TURN, SUMS, HAS_BIAS, PDL)),
+            (_multiply, (multiplied, 1, TURN, SUMS, HAS_BIAS, PDL)),
             (_copy, (copied, TURN, PDL)),
         ],
         [4, 1],
@@ -101,13 +100,13 @@ def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _place(  # type: ignore[no-untyped-def]
-    unit, tokens, outputs, inputs, parts, TILE_M: gl.constexpr, TILE_N: gl.constexpr, TURN: gl.constexpr
+    unit, tokens, outputs, inputs, parts, M: gl.constexpr, N: gl.constexpr, TURN: gl.constexpr
 ):
     """Returns the first row and column of a unit of work, its part, and the steps from the first to before the end."""
-    rows, columns = gl.cdiv(tokens, TILE_M), gl.cdiv(outputs, TILE_N)
+    rows, columns = gl.cdiv(tokens, 2 * M), gl.cdiv(outputs, N)
     # units of one part come one after another, because they read the same inputs
     part = unit // (rows * columns)
-    row, column = _tile_at(unit - part * (rows * columns), rows, columns, TILE_M, TILE_N, TURN)
+    row, column = _tile_at(unit - part * (rows * columns), rows, columns, 2 * M, N, TURN)
     steps = gl.cdiv(inputs, BLOCK_K)
     return row, column, part, part * steps // parts, (part + 1) * steps // parts
 
@@ -119,43 +118,36 @@ def _place(  # type: ignore[no-untyped-def]
 def _copy(copied, TURN: gl.constexpr, PDL: gl.constexpr):  # type: ignore[no-untyped-def]
     x, weight, xs, ws, full, free, tokens, outputs, inputs, parts = copied
     STAGES: gl.constexpr = full.shape[0]
-    X_BOXES: gl.constexpr = xs.shape[0] // STAGES
-    W_BOXES: gl.constexpr = ws.shape[0] // STAGES
     M: gl.constexpr = xs.shape[1]
     N: gl.constexpr = ws.shape[1]
-    units = gl.cdiv(tokens, M * X_BOXES) * gl.cdiv(outputs, N * W_BOXES) * parts
-    _, column, _, first, end = _place(gl.program_id(0), tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
+    units = gl.cdiv(tokens, 2 * M) * gl.cdiv(outputs, N) * parts
+    _, column, _, first, end = _place(gl.program_id(0), tokens, outputs, inputs, parts, M, N, TURN)
     # no kernel writes weights, so the first ones come while the kernels before this one end
     ahead = gl.minimum(end - first, STAGES)
     for i in range(ahead):
-        _copy_weights(weight, ws, full, i, column, first + i, M * X_BOXES, W_BOXES)
+        _copy_weights(weight, ws, full, i, column, first + i, M)
     _wait(PDL)
     stage, phase = 0, 1
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        row, column, _, first, end = _place(unit, tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
+        row, column, _, first, end = _place(unit, tokens, outputs, inputs, parts, M, N, TURN)
         for step in range(first, end):
             if ahead > 0:
                 ahead -= 1
             else:
                 mbarrier.wait(free.index(stage), phase)
                 mbarrier.wait(free.index(STAGES + stage), phase)
-                _copy_weights(weight, ws, full, stage, column, step, M * X_BOXES, W_BOXES)
-            for box in gl.static_range(X_BOXES):
-                place = xs.index(stage * X_BOXES + box)
-                tma.async_copy_global_to_shared(x, [row + box * M, step * BLOCK_K], full.index(stage), place)
+                _copy_weights(weight, ws, full, stage, column, step, M)
+            for team in gl.static_range(2):
+                place = xs.index(2 * stage + team)
+                tma.async_copy_global_to_shared(x, [row + team * M, step * BLOCK_K], full.index(stage), place)
             stage, phase = _next(stage, phase, STAGES)
 
 
 @gluon.jit
-def _copy_weights(  # type: ignore[no-untyped-def]
-    weight, ws, full, stage, column, step, ROWS: gl.constexpr, W_BOXES: gl.constexpr
-):
-    """Copy the weights of a step. The step's ROWS rows of x are still to come."""
-    N: gl.constexpr = ws.shape[1]
-    mbarrier.expect(full.index(stage), (ROWS + N * W_BOXES) * BLOCK_K)
-    for box in gl.static_range(W_BOXES):
-        place = ws.index(stage * W_BOXES + box)
-        tma.async_copy_global_to_shared(weight, [column + box * N, step * BLOCK_K], full.index(stage), place)
+def _copy_weights(weight, ws, full, stage, column, step, M: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Copy the weights of a step. The step's 2 * M rows of x are still to come."""
+    mbarrier.expect(full.index(stage), (2 * M + ws.shape[1]) * BLOCK_K)
+    tma.async_copy_global_to_shared(weight, [column, step * BLOCK_K], full.index(stage), ws.index(stage))
 
 
 # --- the warps that multiply -----------------------------------------------------------------------------------
@@ -163,31 +155,24 @@ def _copy_weights(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _multiply(  # type: ignore[no-untyped-def]
-    multiplied, TEAM: gl.constexpr, SKEW: gl.constexpr, TURN: gl.constexpr, SUMS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
+    multiplied, TEAM: gl.constexpr, TURN: gl.constexpr, SUMS: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr
+):
     xs, ws, full, free, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts = multiplied
     STAGES: gl.constexpr = full.shape[0]
-    X_BOXES: gl.constexpr = xs.shape[0] // STAGES
-    W_BOXES: gl.constexpr = ws.shape[0] // STAGES
     M: gl.constexpr = xs.shape[1]
     N: gl.constexpr = ws.shape[1]
-    X_BOX: gl.constexpr = TEAM if X_BOXES > 1 else 0
-    W_BOX: gl.constexpr = TEAM if W_BOXES > 1 else 0
     LAYOUT: gl.constexpr = sums_of(N, xs.dtype)
     KIND: gl.constexpr = gl.int32 if xs.dtype == gl.int8 else gl.float32
-    units = gl.cdiv(tokens, M * X_BOXES) * gl.cdiv(outputs, N * W_BOXES) * parts
+    units = gl.cdiv(tokens, 2 * M) * gl.cdiv(outputs, N) * parts
     _wait(PDL)
     _release(PDL)
-    if TEAM * SKEW > 0:
-        _, _, _, first, end = _place(gl.program_id(0), tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
-        mbarrier.wait(free.index(gl.minimum(end - first, SKEW) - 1), 0)
     # `before` starts here: if it started as `stage` in front of the inner loop, Triton would not see that it changes
     stage, phase, before = 0, 0, 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        row, column, part, first, end = _place(unit, tokens, outputs, inputs, parts, M * X_BOXES, N * W_BOXES, TURN)
-        lines = row + X_BOX * M + gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
-        columns = column + W_BOX * N + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+        row, column, part, first, end = _place(unit, tokens, outputs, inputs, parts, M, N, TURN)
+        row += TEAM * M
+        lines = row + gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
+        columns = column + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
         if not SUMS:
             # before the products, which take longer
             by_x = gl.load(x_scale + lines * scale_stride, mask=lines < tokens, other=0.0)
@@ -195,8 +180,8 @@ def _multiply(  # type: ignore[no-untyped-def]
         acc = gl.zeros([M, N], KIND, LAYOUT)
         for step in range(first, end):
             mbarrier.wait(full.index(stage), phase)
-            ours, weights = xs.index(stage * X_BOXES + X_BOX), ws.index(stage * W_BOXES + W_BOX)
-            acc = warpgroup_mma(ours, weights.permute([1, 0]), acc, use_acc=step > first, is_async=True)
+            ours, weights = xs.index(2 * stage + TEAM), ws.index(stage).permute([1, 0])
+            acc = warpgroup_mma(ours, weights, acc, use_acc=step > first, is_async=True)
             # all products but the last one have ended
             acc = warpgroup_mma_wait(1, deps=[acc])
             mbarrier.arrive(free.index(TEAM * STAGES + before), count=1, pred=step > first)
@@ -215,7 +200,7 @@ def _multiply(  # type: ignore[no-untyped-def]
                 y += gl.load(bias + columns, mask=columns < outputs, other=0.0).to(gl.float32)[None, :]
             y = gl.convert_layout(y.to(out.dtype.element_ty), results_of(M, N))
             corner = out
-        _store(corner, y, row + X_BOX * M, column + W_BOX * N, tokens, outputs)
+        _store(corner, y, row, column, tokens, outputs)
 
 
 @gluon.jit

@@ -23,7 +23,7 @@ BLOCK_K: gl.constexpr = gl.constexpr(128)
 """Inputs of a step. Their 128 bytes are the longest row that TMA swizzles."""
 
 SHARED_TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-"""How shared memory holds tiles of codes."""
+"""The layout of tiles of codes in shared memory."""
 
 _MULTIPLYING: gl.constexpr = gl.constexpr(240)
 _COPYING: gl.constexpr = gl.constexpr(24)

@@ -22,7 +22,7 @@ from llmcore_triton.launch import Bound, overlaps, place
 from llmcore_triton.linear_shapes import BARRIERS, buffer, known_sizes, power_of_two, processors, shared_bytes
 from llmcore_triton.quantized.codes_finish import MOST, Finish
 from llmcore_triton.quantized.codes_warpgroups_kernel import BLOCK_K, SHARED_TILES, codes_times_codes
-from llmcore_triton.quantized.tiles import Tiles
+from llmcore_triton.quantized.in_gluon import Tiles
 
 KERNEL = "warpgroups"
 

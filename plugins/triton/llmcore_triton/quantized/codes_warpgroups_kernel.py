@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from llmcore_triton import launch, linear_kernels
+from llmcore_triton.quantized.in_gluon import COPYING, next_stage, release, tile_at, wait
 
 BLOCK_K: gl.constexpr = gl.constexpr(128)
 """Inputs of a step. Their 128 bytes are the longest row that TMA swizzles."""
@@ -26,11 +26,7 @@ SHARED_TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, 
 """The layout of tiles of codes in shared memory."""
 
 _MULTIPLYING: gl.constexpr = gl.constexpr(240)
-_COPYING: gl.constexpr = gl.constexpr(24)
-"""Registers of a thread that multiplies, and of one that copies."""
-
-_wait, _release = gluon.jit(launch.wait.fn), gluon.jit(launch.release.fn)
-_tile_at = gluon.jit(linear_kernels.tile_at.fn)
+"""Registers of a thread that multiplies."""
 
 
 @gluon.constexpr_function
@@ -84,18 +80,8 @@ def codes_times_codes(  # type: ignore[no-untyped-def]
             (_copy, (copied, TURN, PDL)),
         ],
         [4, 1],
-        [_MULTIPLYING, _COPYING],
+        [_MULTIPLYING, COPYING],
     )
-
-
-@gluon.jit
-def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the stage after `stage`, and its phase."""
-    stage += 1
-    if stage == STAGES:
-        stage = 0
-        phase ^= 1
-    return stage, phase
 
 
 @gluon.jit
@@ -106,7 +92,7 @@ def _place(  # type: ignore[no-untyped-def]
     rows, columns = gl.cdiv(tokens, 2 * M), gl.cdiv(outputs, N)
     # units of one part come one after another, because they read the same inputs
     part = unit // (rows * columns)
-    row, column = _tile_at(unit - part * (rows * columns), rows, columns, 2 * M, N, TURN)
+    row, column = tile_at(unit - part * (rows * columns), rows, columns, 2 * M, N, TURN)
     steps = gl.cdiv(inputs, BLOCK_K)
     return row, column, part, part * steps // parts, (part + 1) * steps // parts
 
@@ -126,7 +112,7 @@ def _copy(copied, TURN: gl.constexpr, PDL: gl.constexpr):  # type: ignore[no-unt
     ahead = gl.minimum(end - first, STAGES)
     for i in range(ahead):
         _copy_weights(weight, ws, full, i, column, first + i, M)
-    _wait(PDL)
+    wait(PDL)
     stage, phase = 0, 1
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         row, column, _, first, end = _place(unit, tokens, outputs, inputs, parts, M, N, TURN)
@@ -140,7 +126,7 @@ def _copy(copied, TURN: gl.constexpr, PDL: gl.constexpr):  # type: ignore[no-unt
             for team in gl.static_range(2):
                 place = xs.index(2 * stage + team)
                 tma.async_copy_global_to_shared(x, [row + team * M, step * BLOCK_K], full.index(stage), place)
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -164,8 +150,8 @@ def _multiply(  # type: ignore[no-untyped-def]
     LAYOUT: gl.constexpr = sums_of(N, xs.dtype)
     KIND: gl.constexpr = gl.int32 if xs.dtype == gl.int8 else gl.float32
     units = gl.cdiv(tokens, 2 * M) * gl.cdiv(outputs, N) * parts
-    _wait(PDL)
-    _release(PDL)
+    wait(PDL)
+    release(PDL)
     # `before` starts here: if it started as `stage` in front of the inner loop, Triton would not see that it changes
     stage, phase, before = 0, 0, 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
@@ -186,7 +172,7 @@ def _multiply(  # type: ignore[no-untyped-def]
             acc = warpgroup_mma_wait(1, deps=[acc])
             mbarrier.arrive(free.index(TEAM * STAGES + before), count=1, pred=step > first)
             before = stage
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_stage(stage, phase, STAGES)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free.index(TEAM * STAGES + before), count=1)
         if SUMS:

@@ -11,13 +11,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from llmcore_triton import launch, linear_kernels
+from llmcore_triton import linear_kernels
 from llmcore_triton.quantized import codes
+from llmcore_triton.quantized.in_gluon import release, wait
 
 WORDS: gl.constexpr = gl.constexpr(64)
 """Words of a block of inputs, which a warp multiplies in one step."""
 
-_wait, _release = gluon.jit(launch.wait.fn), gluon.jit(launch.release.fn)
 _numbers = gluon.jit(codes.numbers.fn)
 _silu_and_mul = gluon.jit(linear_kernels.silu_and_mul.fn)
 
@@ -68,8 +68,8 @@ def words_times_tokens(  # type: ignore[no-untyped-def]
     for j in gl.static_range(AHEAD):
         more = _loaded(words, scale, first, j, outputs, ROWS, CODES, GROUP_SIZE, ALIKE, GATED, BLOCKS)
         held = _put(held, j, more)
-    _wait(PDL)
-    _release(PDL)
+    wait(PDL)
+    release(PDL)
     acc = gl.zeros([W, ROWS, TOKENS], gl.float32, sums_of(W))
     up = acc
     for turn in range(TURNS):

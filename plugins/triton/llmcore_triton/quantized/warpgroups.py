@@ -25,8 +25,8 @@ from llmcore_triton.linear_shapes import (
     shared_bytes,
 )
 from llmcore_triton.quantized import scratch
+from llmcore_triton.quantized.in_gluon import Tiles
 from llmcore_triton.quantized.packing import Packed
-from llmcore_triton.quantized.tiles import Tiles
 from llmcore_triton.quantized.warpgroups_kernel import SHARED_TILES, WORDS, words_times_rows
 
 KERNEL = "warpgroups"

@@ -20,8 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from llmcore_triton import launch, linear_kernels
 from llmcore_triton.quantized import codes
+from llmcore_triton.quantized.in_gluon import COPYING, next_stage, release, tile_at, wait
 
 WORDS: gl.constexpr = gl.constexpr(64)
 """Words of a step, and of a block of inputs. Their 128 bytes are the longest row that TMA swizzles."""
@@ -29,15 +29,10 @@ WORDS: gl.constexpr = gl.constexpr(64)
 SHARED_TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 """The layout of tiles of inputs and of words in shared memory."""
 
-COPYING: gl.constexpr = gl.constexpr(24)
-"""Registers of a thread that copies. Those that multiply share the rest."""
-
 _DEPTH: gl.constexpr = gl.constexpr(16)
 """Inputs of one instruction of the tensor cores. Weights are converted for each of them alone, so that little time
 passes between two of them."""
 
-_wait, _release = gluon.jit(launch.wait.fn), gluon.jit(launch.release.fn)
-_tile_at = gluon.jit(linear_kernels.tile_at.fn)
 _numbers = gluon.jit(codes.numbers.fn)
 
 
@@ -108,21 +103,11 @@ def _barriers(COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the stage after `stage`, and its phase."""
-    stage += 1
-    if stage == STAGES:
-        stage = 0
-        phase ^= 1
-    return stage, phase
-
-
-@gluon.jit
 def _corner(  # type: ignore[no-untyped-def]
     tile, tokens, outputs, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr
 ):
     """As linear_kernels.corner."""
-    return _tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
+    return tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
 
 
 # --- the warps that copy ---------------------------------------------------------------------------------------
@@ -147,7 +132,7 @@ def _copy_words(  # type: ignore[no-untyped-def]
             place = ws.index(stage).slice(half * OUTPUTS, OUTPUTS)
             at = half * outputs + column * OUTPUTS
             tma.async_copy_global_to_shared(words, [at, k * WORDS], full.index(stage), place)
-        stage, phase = _next(stage, phase, STAGES)
+        stage, phase = next_stage(stage, phase, STAGES)
         k += 1
         if k == K_STEPS:
             k = 0
@@ -167,7 +152,7 @@ def _copy_inputs(  # type: ignore[no-untyped-def]
     k = first - tile * K_STEPS
     row, _ = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
     stage, phase = 0, 1
-    _wait(PDL)
+    wait(PDL)
     for _ in range(first, end):
         for turn in gl.static_range(TURNS):
             mbarrier.wait(free.index(stage), phase)
@@ -175,7 +160,7 @@ def _copy_inputs(  # type: ignore[no-untyped-def]
             for j in gl.static_range(JOINED):
                 at = ((k * TURNS + turn) * JOINED + j) * WORDS
                 tma.async_copy_global_to_shared(x, [row, at], full.index(stage), xs.index(stage * JOINED + j))
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_stage(stage, phase, STAGES)
         k += 1
         if k == K_STEPS:
             k = 0
@@ -206,8 +191,8 @@ def _multiply(  # type: ignore[no-untyped-def]
     row, column = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
     k = first - tile * K_STEPS
     marks = _marks(scale, column, k, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
-    _wait(PDL)
-    _release(PDL)
+    wait(PDL)
+    release(PDL)
     sums = gl.zeros([ROWS, TOKENS], gl.float32, MMA)
     w_stage, w_phase, x_stage, x_phase, before = 0, 0, 0, 0, 0
     # tiles have a loop of their own: if a branch of the loop over steps used the sums, ptxas would wait for all
@@ -240,8 +225,8 @@ def _multiply(  # type: ignore[no-untyped-def]
                             if turn == 0:
                                 mbarrier.arrive(w_free.index(w_stage), count=1)
                 before = x_stage
-                x_stage, x_phase = _next(x_stage, x_phase, X_STAGES)
-            w_stage, w_phase = _next(w_stage, w_phase, W_STAGES)
+                x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
+            w_stage, w_phase = next_stage(w_stage, w_phase, W_STAGES)
         sums = warpgroup_mma_wait(0, deps=[sums])
         done = sums
         if GROUP_SIZE == 0:

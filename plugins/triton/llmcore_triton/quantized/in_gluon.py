@@ -1,4 +1,4 @@
-"""What kernels in Gluon share. Only they import this module, since other Tritons may have another Gluon."""
+"""The parts that kernels in Gluon share. Only they import this module: other Tritons may have another Gluon."""
 
 from __future__ import annotations
 

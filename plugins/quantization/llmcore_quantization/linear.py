@@ -111,16 +111,23 @@ class Held:
         return self.held
 
     def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
-        """Codes are uniform, so their bits are random; scales bring weights to a standard deviation of 0.02."""
+        """Codes are uniform, so their bits are random. Weights have a mean of 0 and a deviation of about 0.02.
+
+        If weights had a mean, all outputs of a linear would be alike, and hidden states would say little about tokens.
+        """
         codes = self.scheme.codes
-        if name == "codes":
+        if name == "codes" and codes == "u4" and not self.scheme.zeros:
+            tensor.random_(1, 16, generator=generator)  # 8 stands for 0
+            tensor += 16 * torch.empty_like(tensor).random_(1, 16, generator=generator)
+        elif name == "codes":
             bits = tensor.view(torch.uint8).random_(0, 254 if codes == "e4m3" else 256, generator=generator)
             if codes == "e4m3":
                 bits += bits >= 127  # 127 and 255 are NaN
         elif name == "scale":
-            tensor.fill_(SPREAD / DEVIATIONS[codes])
+            # one value would have one rounding error, which groups with a value of their own average out
+            tensor.uniform_(0.9, 1.1, generator=generator).mul_(SPREAD / DEVIATIONS[codes])
         elif name == "zero":
-            tensor.fill_(8 if codes == "u4" else 0)
+            tensor.random_(7, 9, generator=generator) if codes == "u4" else tensor.zero_()
         elif name == "order":
             order = torch.randperm(self.shape.inputs, generator=generator, device=tensor.device)
             tensor.view(-1, self.shape.inputs).copy_(order)

@@ -149,7 +149,7 @@ def _coded_product(  # type: ignore[no-untyped-def]
     """Adds the product of COUNT parts of words and xs [tokens, COUNT * WORDS] to acc [N, tokens], times the scale of
     `marks` [N] if there are groups. Codes less zeros are small whole numbers, which every type holds. `now`: the same
     marks, for the zeros."""
-    scale, zero = marks, None
+    scale, zero = marks, 0
     if ZEROS != "":
         SCALE: tl.constexpr = tl.bfloat16 if ZEROS == "bf16" else tl.float16
         scale, zero = marks.to(tl.int16).to(SCALE, bitcast=True), (now >> 16).to(tl.int16)[:, None]

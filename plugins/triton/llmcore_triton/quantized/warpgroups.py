@@ -180,7 +180,7 @@ def registers(config: Mapping[str, Any]) -> int:
 _NAMES = ("rows", "tokens", "warps", "flight", "joined", "x_stages", "w_stages", "per_processor")
 
 _SOME = (
-    (128, 64, 8, 2, 2, 4, 6, 1),
+    (256, 64, 8, 1, 2, 5, 3, 1),
     (128, 64, 8, 2, 2, 3, 3, 2),
     (64, 64, 4, 2, 2, 3, 4, 2),
 )

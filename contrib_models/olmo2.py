@@ -73,7 +73,7 @@ class HeadsNorm(RMSNorm):
         shard, total = Shard("attn_tp", 0, size, repeat=True), heads * size
         share = build.mesh.share(total, shard, "head norms")
         super().__init__(build, share, eps)
-        self.placements = {"weight": Placement(shard=shard, totals={None: total})}
+        self.placements = {"weight": Placement(shard=shard, totals={"": total})}
         self._exchange = build.comm("exchange", shard.group, 1)
         self._summed = share * build.mesh.size(shard.group)  # more than `total` if neighbours hold the same heads
 

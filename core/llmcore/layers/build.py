@@ -98,8 +98,8 @@ class LinearShape:
     """A plain weight that another module owns and also reads, to use instead of a new one."""
     whole: bool = False
     """A `shared` weight has the outputs of all ranks, of which this rank multiplies its own."""
-    totals: Mapping[str | None, int] = field(default_factory=dict)
-    """Part (None: the only one) -> its outputs over all ranks, if outputs are cut."""
+    totals: Mapping[str, int] = field(default_factory=dict)
+    """Part ("": the only one) -> its outputs over all ranks, if outputs are cut."""
     activation: str | None = None
     """The op from [T, outputs] to [T, outputs / 2] that the method computes together with the linear. It is set only
     if the method names it in `activations`."""

@@ -128,9 +128,9 @@ def _cuts(build: Build, name: str, shape: LinearShape, multiples: tuple[int, int
     if (shard := shape.shard) is None:
         return
     parts = {part: rows for part, rows in shape.parts.items() if part not in shape.replicated}
-    outputs: Mapping[str | None, int] = parts if shape.parts else {None: shape.outputs}
+    outputs = parts if shape.parts else {"": shape.outputs}
     ranks, totals = build.mesh.size(shard.group), shape.totals if shard.dim == 0 else {}
-    for part, share in (outputs if shard.dim == 0 else {None: shape.inputs}).items():
+    for part, share in (outputs if shard.dim == 0 else {"": shape.inputs}).items():
         what = part or ("outputs" if shard.dim == 0 else "inputs")
         yield _Cut(f"{what} of {name}", shard, ranks, totals.get(part, share * ranks), multiples[shard.dim])
 

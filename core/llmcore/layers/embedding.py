@@ -29,7 +29,7 @@ class Embedding(Layer):
         ranks = build.mesh.size(VOCABULARY.group)
         rows = vocab if ranks == 1 else ranks * build.mesh.share(vocab, VOCABULARY, "vocabulary")
         self.weight = build.empty(rows, size)
-        self.placements = {"weight": Placement(totals={None: vocab})}
+        self.placements = {"weight": Placement(totals={"": vocab})}
         self._lookup = build.op("embedding", vocab=vocab, size=size)
 
     def forward(self, tokens: torch.Tensor, step: Bucketed) -> torch.Tensor:
@@ -73,7 +73,7 @@ class LMHead(Linear):
         if self._gather is None:
             return self.scores(x, step)
         rows = max(1, GATHERED // (self.shape.outputs * self.build.mesh.size(VOCABULARY.group)))
-        parts = self.own(x, step).split(rows)
+        parts = torch.split(self.own(x, step), rows)
         return torch.cat([self._gather[step.bucket](part)[:, : self.vocab] for part in parts])
 
     def own(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:

@@ -64,7 +64,7 @@ class Linear(Layer):
         super().__init__()
         columns = shard if shard is not None and shard.dim == 0 else None
         named = {} if isinstance(outputs, int) else outputs
-        totals: dict[str | None, int] = {None: outputs} if isinstance(outputs, int) else dict(outputs)
+        totals = {"": outputs} if isinstance(outputs, int) else dict(outputs)
         parts = {
             name: build.mesh.share(rows, None if name in replicated else columns, name) for name, rows in named.items()
         }

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import Store
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import OpContext
@@ -24,13 +27,23 @@ SHAPES: tuple[Shape, ...] = (
 """Kernels are checked in one process, so with one rank."""
 
 
+class Collectives(Protocol):
+    """What the torch kernels call of torch's ProcessGroupGloo, which declares nothing of it."""
+
+    def allgather(self, into: list[list[torch.Tensor]], given: list[torch.Tensor]) -> distributed.Work:
+        """Fill `into[0]` with every rank's `given[0]`."""
+
+    def broadcast(self, tensors: list[torch.Tensor], options: distributed.BroadcastOptions) -> distributed.Work:
+        """Overwrite `tensors[0]` with that of rank 0."""
+
+
 @dataclass(frozen=True, eq=False)
 class Peers:
     """The ranks of one mesh group, as rank `rank` of `ranks` reaches them. `gloo`: their group for CPU tensors."""
 
     rank: int
     ranks: int
-    gloo: distributed.ProcessGroupGloo
+    gloo: Collectives
 
     def gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The tensors `x` [..., size] of all ranks, in rank order, on the device of `x`. All have one shape and dtype.
@@ -49,15 +62,16 @@ class Peers:
         return sent.view(x.dtype).to(x.device)
 
 
-def connect(store: distributed.Store, rank: int, ranks: int, timeout: float) -> Peers:
+def connect(store: Store, rank: int, ranks: int, timeout: float) -> Peers:
     """Join the other ranks through `store`, over this host's loopback interface.
 
     `timeout`: seconds for joining and for every call. Raises RuntimeError if a rank does not come.
     """
-    options = distributed.ProcessGroupGloo._Options()
+    options: Any = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
     options._timeout = timedelta(seconds=timeout)
     options._devices = [distributed.ProcessGroupGloo.create_device(interface="lo")]
-    return Peers(rank, ranks, distributed.ProcessGroupGloo(store, rank, ranks, options))
+    group: Any = distributed.ProcessGroupGloo(store, rank, ranks, options)
+    return Peers(rank, ranks, group)
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
@@ -68,16 +82,18 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 def over(context: OpContext, make: Callable[[Peers], Op], alone: Op) -> Op:
     """The kernel of a comm op: `make` of the group's peers, or `alone` for one rank.
 
-    Raises ConfigError for several ranks without peers.
+    For several ranks without peers, it raises ConfigError when it is called.
     """
-    if (ranks := size(context.shape, "ranks")) == 1:
+    if size(context.shape, "ranks") == 1:
         return alone
-    if context.peers is None:
-        raise ConfigError(
-            f"{context.op} over {ranks} ranks of {context.shape['group']} needs their connection; whoever starts the "
-            "ranks gives it to llmcore.layers.Mesh(peers=...)"
-        )
-    return make(context.peers)
+    return partial(_apart, context) if context.peers is None else make(context.peers)
+
+
+def _apart(context: OpContext, x: torch.Tensor) -> torch.Tensor:
+    raise ConfigError(
+        f"{context.op} over {context.shape['ranks']} ranks of {context.shape['group']} needs their connection; "
+        "whoever starts the ranks gives it to llmcore.layers.Mesh(peers=...)"
+    )
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:

@@ -40,10 +40,10 @@ class Cut:
         """The cut of the tensor that fills `into`, which is `part` of a parameter."""
         shard = placement.shard_of(part)
         if shard is None:
-            total = placement.totals.get(part, len(into)) if into.dim() else 1
+            total = placement.totals.get(part or "", len(into)) if into.dim() else 1
             return Cut(0, total, 0, total)
         share, ranks = into.shape[shard.dim], mesh.size(shard.group)
-        total = placement.totals.get(part, share * ranks)
+        total = placement.totals.get(part or "", share * ranks)
         return Cut(shard.dim, total, *shard.held(total, share, mesh.rank(shard.group), ranks))
 
     def whole(self, into: torch.Tensor) -> tuple[int, ...]:

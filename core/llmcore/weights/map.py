@@ -56,7 +56,7 @@ class Placement:
 
     `parts`: name of a part -> (first row, number of rows) on this rank; {} if one tensor fills the whole parameter.
     `shard`: the cut over the ranks. `replicated`: the parts that every rank has whole although the others are cut.
-    `totals`: part (None: the only one) -> its elements over all ranks, along the dimension of the cut, or along the
+    `totals`: part ("": the only one) -> its elements over all ranks, along the dimension of the cut, or along the
       first without a cut; parts that are missing have this rank's elements times the ranks that cut them.
     `by_output`: each row belongs to one output of a linear. A parameter without rows of outputs is the same in
       whatever order the outputs are; the one tensor of a checkpoint that has stacked the parts fills each part whole.
@@ -66,7 +66,7 @@ class Placement:
     shard: Shard | None = None
     replicated: frozenset[str] = frozenset()
     by_output: bool = True
-    totals: Mapping[str | None, int] = field(default_factory=dict)
+    totals: Mapping[str, int] = field(default_factory=dict)
 
     def shard_of(self, part: str | None) -> Shard | None:
         """The shard of a part; None for a part that every rank has whole."""

@@ -85,14 +85,18 @@ def weights(config: CohereConfig) -> WeightMap:
 
 
 class HeadNorms(Layer):
-    """A LayerNorm without bias for each head of q and k. PairedQKV has reordered the heads."""
+    """A LayerNorm without bias for each head of q and k. PairedQKV has reordered the heads.
 
-    def __init__(self, build: Build, spec: AttnSpec, eps: float) -> None:
+    `whole`, `spec`: the attention of the model, and of this rank.
+    """
+
+    def __init__(self, build: Build, whole: AttnSpec, spec: AttnSpec, eps: float) -> None:
         super().__init__()
+        totals = {"q_norm": whole.heads, "k_norm": whole.kv_heads}
         parts = {"q_norm": (0, spec.heads), "k_norm": (spec.heads, spec.kv_heads)}
         heads = spec.heads + spec.kv_heads
         self.weight = build.empty(heads, spec.key_size)
-        self.placements = {"weight": Placement(parts, Shard("attn_tp", 0))}
+        self.placements = {"weight": Placement(parts, Shard("attn_tp", 0, repeat=True), totals=totals)}
         self.eps = eps
         self._norm = build.op("layer_norm", size=spec.key_size, heads=heads, bias=False)
 
@@ -110,7 +114,7 @@ class NormedAttention(Attention):
 
     def __init__(self, build: Build, spec: AttnSpec, *, eps: float, **parts: Any) -> None:
         super().__init__(build, spec, **parts)
-        self.qk_norm = HeadNorms(build, self.spec, eps)
+        self.qk_norm = HeadNorms(build, spec, self.spec, eps)
 
     def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns normed queries and keys [T, heads + kv_heads, key_size], and values."""
@@ -160,9 +164,9 @@ class ScaledHead(LMHead):
         super().__init__(build, config.hidden_size, config.vocab_size, weight=weight)
         self._scale = config.logit_scale
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """[S, hidden_size] -> [S, vocab_size]."""
-        return super().forward(x * self._scale, step)
+    def scores(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[S, hidden_size] -> [S, share]."""
+        return super().scores(x * self._scale, step)
 
 
 def build(config: CohereConfig, build: Build) -> Decoder:

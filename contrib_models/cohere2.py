@@ -133,9 +133,9 @@ class ScaledHead(LMHead):
         super().__init__(build, config.hidden_size, config.vocab_size, weight=weight)
         self._scale = config.logit_scale
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """[S, hidden_size] -> [S, vocab_size]."""
-        return super().forward(x * self._scale, step)
+    def scores(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[S, hidden_size] -> [S, share]."""
+        return super().scores(x * self._scale, step)
 
 
 def build(config: Cohere2Config, build: Build) -> Decoder:

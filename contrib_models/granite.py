@@ -102,9 +102,9 @@ class ScaledHead(LMHead):
         super().__init__(build, size, vocab, weight=weight)
         self.divisor = divisor
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """[S, size] -> [S, vocab]."""
-        return super().forward(x, step) / self.divisor
+    def scores(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[S, size] -> [S, share]."""
+        return super().scores(x, step) / self.divisor
 
 
 class Block(Layer):

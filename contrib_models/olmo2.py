@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from llmcore.api import AttnSpec, ConfigError, ModelSpec, Shard, WeightMap, hookimpl
+from llmcore.api import AttnSpec, ConfigError, ModelSpec, Placement, Shard, WeightMap, hookimpl
 from llmcore.layers import (
     Attention,
     Bucketed,
@@ -66,22 +66,38 @@ def weights(config: Olmo2Config) -> WeightMap:
     return replace(dense_weights(config), split={name: (f"qkv_proj.{name}",) for name in ("q_norm", "k_norm")})
 
 
+class HeadsNorm(RMSNorm):
+    """An RMSNorm over all heads, of which a rank has its share. The ranks exchange their sums of squares."""
+
+    def __init__(self, build: Build, heads: int, size: int, eps: float) -> None:
+        shard, total = Shard("attn_tp", 0, size, repeat=True), heads * size
+        share = build.mesh.share(total, shard, "head norms")
+        super().__init__(build, share, eps)
+        self.placements = {"weight": Placement(shard=shard, totals={"": total})}
+        self._exchange = build.comm("exchange", shard.group, 1)
+        self._summed = share * build.mesh.size(shard.group)  # more than `total` if neighbours hold the same heads
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, the heads of this rank] -> the same shape."""
+        if self._exchange is None:
+            return super().forward(x, step)
+        wide = x.float()
+        squares = self._exchange[step.bucket](wide.square().sum(-1, keepdim=True)).sum(0)
+        normed = wide * torch.rsqrt(squares / self._summed + self.eps)
+        return (normed * self.weight).to(x.dtype)
+
+
 class NormedQKV(QKVLinear):
     """A QKVLinear that norms the queries over all heads at once, and likewise the keys."""
 
     def __init__(self, build: Build, config: Olmo2Config) -> None:
         heads, kv_heads, size = config.heads, config.kv_heads, config.head_size
-        if (ranks := build.mesh.size("attn_tp")) > 1:
-            raise ConfigError(
-                f"Olmo2ForCausalLM norms queries and keys over all heads, which cannot be cut over {ranks} ranks; "
-                "serve it on one"
-            )
         super().__init__(
             build, config.hidden_size, heads=heads, kv_heads=kv_heads, key_size=size, bias=config.attention_bias
         )
-        self.q_norm = RMSNorm(build, heads * size, config.eps)
-        self.k_norm = RMSNorm(build, kv_heads * size, config.eps)
-        self._sizes = (heads * size, kv_heads * size, kv_heads * size)
+        self.q_norm = HeadsNorm(build, heads, size, config.eps)
+        self.k_norm = HeadsNorm(build, kv_heads, size, config.eps)
+        self._sizes = tuple(self.shape.parts.values())
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, hidden_size] -> [T, (heads + 2 kv_heads) head_size]."""

@@ -76,22 +76,22 @@ def weights(config: StableLmConfig) -> WeightMap:
 
 
 class HeadNorms(Layer):
-    """A LayerNorm without bias for each head. The checkpoint has one weight per head."""
+    """A LayerNorm without bias for each head. The checkpoint has one weight per head, and every rank holds all.
 
-    def __init__(self, build: Build, heads: int, size: int, eps: float) -> None:
+    `own`: (first, number) of the heads that this rank norms.
+    """
+
+    def __init__(self, build: Build, heads: int, own: tuple[int, int], size: int, eps: float) -> None:
         super().__init__()
-        if build.mesh.size("attn_tp") > 1:
-            raise ConfigError(
-                "StableLmForCausalLM with qk_layernorm cannot be cut over several ranks; serve it on one"
-            )
         self.norms = nn.ModuleList(nn.ParameterDict({"weight": build.empty(size)}) for _ in range(heads))
         self.eps = eps
-        self._weights = torch.empty(0)
-        self._norm = build.op("layer_norm", size=size, heads=heads, bias=False)
+        self._own, self._weights = own, torch.empty(0)
+        self._norm = build.op("layer_norm", size=size, heads=own[1], bias=False)
 
     def finish(self) -> None:
-        """Stack the weights. The loader calls it once."""
-        self._weights = torch.stack([norm.get_parameter("weight").data for norm in self.norms])
+        """Stack the weights of this rank's heads. The loader calls it once."""
+        weights = torch.stack([norm.get_parameter("weight").data for norm in self.norms])
+        self._weights = weights.narrow(0, *self._own)
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, heads, size] -> [T, heads, size]."""
@@ -104,8 +104,12 @@ class NormedAttention(Attention):
 
     def __init__(self, build: Build, spec: AttnSpec, *, eps: float, **parts: Any) -> None:
         super().__init__(build, spec, **parts)
-        self.q_layernorm = HeadNorms(build, spec.heads, spec.key_size, eps)
-        self.k_layernorm = HeadNorms(build, spec.kv_heads, spec.key_size, eps)
+        rank, ranks, cut = build.mesh.rank("attn_tp"), build.mesh.size("attn_tp"), Shard("attn_tp", 0, repeat=True)
+        queries, keys = (
+            HeadNorms(build, heads, cut.held(heads, own, rank, ranks), spec.key_size, eps)
+            for heads, own in ((spec.heads, self.spec.heads), (spec.kv_heads, self.spec.kv_heads))
+        )
+        self.q_layernorm, self.k_layernorm = queries, keys
 
     def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns normed queries and keys [T, heads + kv_heads, key_size], and values."""

@@ -111,7 +111,7 @@ TASKS = (
                 "llmcore.layers",
                 "dense_weights scoring_weights expert_names expert_elements",
             ),
-            ("Building", "llmcore.layers", "Build Mesh Layer Decoder spec_of shape_of"),
+            ("Building", "llmcore.layers", "Build Mesh tensor_parallel Layer Decoder spec_of shape_of"),
             ("Embeddings and heads", "llmcore.layers", "Embedding ScaledEmbedding LMHead CappedHead"),
             ("Linears", "llmcore.layers", "Linear QKVLinear PairedQKV apart MergedLinear"),
             ("Feed-forward parts", "llmcore.layers", "MLP GatedMLP MoE Dispatched"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.api import KernelSpec, OpContext, OpSpec, PluginInfo, WeightMap, hookimpl
+from llmcore.api import KernelSpec, OpContext, PluginInfo, WeightMap, hookimpl
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import KVGroupSpec, ModelConfig
 from llmcore.api.protocols import AttnLimits, AttnRows
@@ -302,11 +302,6 @@ def sum_of_ranks(context: OpContext) -> Any:
 
 def with_reduce() -> Registry:
     class Plugin:
-        @staticmethod
-        @hookimpl
-        def register_ops() -> list[OpSpec]:
-            return [OpSpec(name="comm.all_reduce", module="llmcore.ops.silu_and_mul", signature="")]
-
         @staticmethod
         @hookimpl
         def register_kernels() -> list[KernelSpec]:

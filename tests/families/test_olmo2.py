@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from llmcore.api.errors import ConfigError
-from llmcore.api.specs import DeviceInfo
-from llmcore.layers import Build, Mesh
-from llmcore.registry.loader import load
 from llmcore.weights.source import read_model
 from llmcore_devtools.family import SMALL, assert_family_matches_transformers
 from llmcore_devtools.loaded_model import registry_for_tests
@@ -57,16 +53,3 @@ def test_what_a_config_leaves_out() -> None:
 def test_another_activation_is_refused() -> None:
     with pytest.raises(ConfigError, match="hidden_act 'gelu' is not known"):
         read(hidden_act="gelu")
-
-
-def test_a_norm_over_all_heads_is_not_cut_over_ranks() -> None:
-    spec, config = read()
-    build = Build(
-        registry=registry_for_tests(),
-        config=config,
-        device=DeviceInfo("cpu"),
-        torch_device=torch.device("cpu"),
-        mesh=Mesh({"attn_tp": 3}),
-    )
-    with pytest.raises(ConfigError, match="over 3 ranks"):
-        load(spec.build)(config, build)

@@ -240,7 +240,6 @@ def created(ranks: int, scheme: Scheme) -> MoE:
         torch_device=torch.device("cpu"),
         mesh=Mesh({"moe_tp": ranks}),
     )
-    build.reduce = lambda group: None  # type: ignore[method-assign]  # no op of this version sums over ranks
     whole = nn.Module()
     whole.mlp = MoE(build, 64, 96, RouteSpec(experts=2, top_k=1))
     create_linears(whole, experts_for=lambda modules: QuantizedExperts(scheme))
@@ -260,6 +259,6 @@ def test_ranks_hold_whole_groups_of_their_part_of_each_expert() -> None:
         "down_proj_zero": (2 * 64, 1),
     }
     with pytest.raises(
-        ConfigError, match=r"96 inputs of mlp.* 2 ranks of moe_tp in multiples of 32, .* largest --tp that works is 1"
+        ConfigError, match=r"96 inputs of mlp.* 2 ranks of moe_tp in multiples of 32, .* --tp can be 1, 3$"
     ):
         created(2, scheme)

@@ -75,6 +75,10 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "finite [S], vocabulary) -> tokens [S] for the host; the state in place",
         (),
     ),
+    "comm.all_reduce": ("(x [T, size]) -> [T, size], the sum over the ranks", ()),
+    "comm.all_gather": ("(x [T, size]) -> [T, ranks size]", ()),
+    "comm.broadcast": ("(x [T, size]) -> [T, size], as rank 0 gives it", ()),
+    "comm.exchange": ("(x [T, size]) -> [ranks, T, size]", ()),
     "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),
 }
 

@@ -19,6 +19,7 @@ from llmcore.config import Model as ModelSettings
 from llmcore.engine.memory import total_len
 from llmcore.layers.build import Build
 from llmcore.layers.creation import create_linears
+from llmcore.layers.mesh import Mesh
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import load
@@ -138,6 +139,7 @@ class Blueprint:
     granule: int | None = None
     """The granule that `--cache_block_seq_len` asks for."""
     longest_request: int | None = None
+    mesh: Mesh = field(default_factory=Mesh)
 
     def pinned(self, modes: Sequence[str], kernels: Sequence[str] = ()) -> Blueprint:
         """The same with the pins of `--mode` and `--kernel`.
@@ -228,6 +230,7 @@ class Blueprint:
             "order": self.registry.order,
             "deterministic": self.deterministic,
             "longest_request": self.longest_request,
+            "mesh": self.mesh,
         }
         dry = DryBuild(torch_device=torch.device("meta"), **shared)
         build = kind(torch_device=where, granules=settle_granules(dry, make, self.granule), **shared)
@@ -242,8 +245,11 @@ def used_ops(build: Build) -> set[str]:
     return {resolution.context.op for resolution in build.resolutions} | STEP_OPS
 
 
-def blueprint(config: Config, registry: Registry, device: DeviceInfo, checkpoint: Checkpoint) -> Blueprint:
-    """The blueprint of a checkpoint under the settings, without the pins of modes. Raises ConfigError."""
+def blueprint(
+    config: Config, registry: Registry, device: DeviceInfo, checkpoint: Checkpoint, mesh: Mesh | None = None
+) -> Blueprint:
+    """The blueprint of a checkpoint under the settings, without the pins of modes; of one rank of `mesh`, if there is
+    one. Raises ConfigError."""
     family, model = read_model_as_set(registry, checkpoint.config(), config)
     return Blueprint(
         registry=registry,
@@ -254,6 +260,7 @@ def blueprint(config: Config, registry: Registry, device: DeviceInfo, checkpoint
         deterministic=config.kernels.deterministic,
         granule=config.memory.cache_block_seq_len,
         longest_request=total_len(config, model),
+        mesh=mesh or Mesh(),
     )
 
 

@@ -18,6 +18,7 @@ from llmcore.api.specs import DeviceSpec
 from llmcore.config import Config
 from llmcore.engine.blueprint import blueprint
 from llmcore.layers.build import AttentionKernels, Build
+from llmcore.layers.mesh import Mesh
 from llmcore.layers.step import Step
 from llmcore.registry.devices import best_device
 from llmcore.registry.loader import load
@@ -127,21 +128,23 @@ def pick_device(registry: Registry, name: str, index: int = 0) -> Device:
     return device
 
 
-def load_model(config: Config, registry: Registry, device: Device, progress: Progress) -> Loaded:
-    """Read, build, fill. Raises ConfigError that says what to do."""
+def load_model(
+    config: Config, registry: Registry, device: Device, progress: Progress, mesh: Mesh | None = None
+) -> Loaded:
+    """Read, build, fill: the whole model, or one rank's share of it. Raises ConfigError that says what to do."""
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
-    plain = blueprint(config, registry, device.info, checkpoint)
+    plain = blueprint(config, registry, device.info, checkpoint, mesh)
     generation = sampling_defaults(config.model.generation_config, checkpoint.generation_config())
     model_config = replace(plain.model, eos_ids=_eos_ids(config, plain.model, generation))
     plan = replace(plain, model=model_config).pinned(chosen_modes(config, registry), config.kernels.kernel)
     model, build, names, filling, quant = plan.build(device.torch_device)
     build.calibrate(checkpoint, config.plugin_options)
-    weights = dummy_weights(model) if dummy else _fill(model, filling, names, progress)
+    weights = dummy_weights(model) if dummy else _fill(model, filling, names, progress, plan.mesh)
     return Loaded(model, model_config, build, weights, generation, quant)
 
 
-def _fill(model: Any, checkpoint: Checkpoint, names: WeightMap, progress: Progress) -> Weighed:
+def _fill(model: Any, checkpoint: Checkpoint, names: WeightMap, progress: Progress, mesh: Mesh) -> Weighed:
     total = sum(parameter.nbytes for parameter in model.parameters())
     done = 0
 
@@ -150,7 +153,7 @@ def _fill(model: Any, checkpoint: Checkpoint, names: WeightMap, progress: Progre
         done += size
         progress("weights", min(done, total), total)
 
-    weights = load_weights(model, checkpoint, names, progress=count)
+    weights = load_weights(model, checkpoint, names, mesh=mesh, progress=count)
     progress("weights", total, total)
     return weights
 

@@ -27,7 +27,7 @@ from llmcore.layers.embedding import CappedHead, Embedding, LMHead, ScaledEmbedd
 from llmcore.layers.layer import Layer
 from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, PairedQKV, QKVLinear, apart
-from llmcore.layers.mesh import Mesh
+from llmcore.layers.mesh import Mesh, tensor_parallel
 from llmcore.layers.mlp import MLP, GatedMLP
 from llmcore.layers.moe import BoundExperts, ExpertMethod, ExpertShape, MoE, expert_elements, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
@@ -100,6 +100,7 @@ __all__ = [
     "scoring_weights",
     "shape_of",
     "spec_of",
+    "tensor_parallel",
     "token_slots",
     "windowed_groups",
     "zeros",

@@ -14,7 +14,6 @@ from llmcore.layers.linear import Linear, QKVLinear
 from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Step
-from llmcore.weights.map import Shard
 
 
 class Attention(Layer):
@@ -46,7 +45,8 @@ class Attention(Layer):
         self._normed = norms is not None  # A subclass may set its own norms under the same names.
         if norms is not None and norms[0].eps != norms[1].eps:
             raise ConfigError(f"the norms of q and k have one eps, not {norms[0].eps} and {norms[1].eps}")
-        spec = _share(spec, build)
+        heads, kv_heads = build.mesh.heads(spec.heads, spec.kv_heads)
+        spec = replace(spec, heads=heads, kv_heads=kv_heads)
         self.spec, self.group, self.index, self._rope = spec, group, index, rope
         layout = build.layout(group)
         if layout.joined:
@@ -103,10 +103,3 @@ class Attention(Layer):
         heads = spec.heads + spec.kv_heads
         qk, v = joined.split_with_sizes((heads * spec.key_size, spec.kv_heads * spec.value_size), 1)
         return qk.view(-1, heads, spec.key_size), v.view(-1, spec.kv_heads, spec.value_size)
-
-
-def _share(spec: AttnSpec, build: Build) -> AttnSpec:
-    """`spec` with this rank's share of the heads."""
-    cut = Shard("attn_tp", 0)
-    heads = build.mesh.share(spec.heads, cut, "attention heads")
-    return replace(spec, heads=heads, kv_heads=build.mesh.share(spec.kv_heads, cut, "KV heads"))

@@ -96,6 +96,10 @@ class LinearShape:
     """The parts that every rank has whole, in spite of `shard`."""
     shared: nn.Parameter | None = None
     """A plain weight that another module owns and also reads, to use instead of a new one."""
+    whole: bool = False
+    """A `shared` weight has the outputs of all ranks, of which this rank multiplies its own."""
+    totals: Mapping[str, int] = field(default_factory=dict)
+    """Part ("": the only one) -> its outputs over all ranks, if outputs are cut."""
     activation: str | None = None
     """The op from [T, outputs] to [T, outputs / 2] that the method computes together with the linear. It is set only
     if the method names it in `activations`."""
@@ -111,7 +115,7 @@ class LinearShape:
             parts[name] = (first, rows)
             first += rows
         cut = columns or (self.shard is not None and self.shard.dim == 0)
-        return Placement(parts, self.shard if cut else None, self.replicated)
+        return Placement(parts, self.shard if cut else None, self.replicated, totals=self.totals)
 
 
 class Bound(Protocol):
@@ -129,7 +133,8 @@ class Bound(Protocol):
 
         Called once, after the tensors are filled. A callable maps x [T, inputs] to [T, outputs], with the bias added
         and the activation applied. A parameter is no longer needed if the callables hold another form of it. If the
-        inputs are cut over ranks, the layer sums the results; the callable does not.
+        inputs are cut over ranks, the layer sums the results; the callable does not. Of a tensor `bias`, all ranks but
+        the first then have zeros.
         """
 
     def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -174,7 +179,7 @@ class Unquantized:
 
 class _Plain:
     def __init__(self, shape: LinearShape, build: Build) -> None:
-        self.shape = shape
+        self.shape, self.mesh = shape, build.mesh
         if shape.activation is None:
             self.ops = build.op("linear", inputs=shape.inputs, outputs=shape.outputs, bias=shape.bias)
         else:
@@ -182,20 +187,29 @@ class _Plain:
             self.ops = build.op(f"linear_{shape.activation}", inputs=shape.inputs, size=half, bias=shape.bias)
         self.weight = build.empty(shape.outputs, shape.inputs) if shape.shared is None else shape.shared
         self.bias = build.empty(shape.outputs) if shape.bias else None
+        self.whole = shape.whole and shape.shared is not None
 
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
-        tensors = {"weight": (self.weight, self.shape.placement())}
+        placement = Placement(totals=self.shape.totals) if self.whole else self.shape.placement()
+        tensors = {"weight": (self.weight, placement)}
         if self.bias is not None:
             tensors["bias"] = (self.bias, self.shape.placement(columns=False))
         return tensors
 
     def bind(self) -> tuple[tuple[LinearCall, ...], frozenset[str]]:
         pack = None if self.shape.shared is not None else packing(self.ops)
-        weight = self.weight.data if pack is None else pack(self.weight.data)
+        weight = self.own_rows() if pack is None else pack(self.weight.data)
         bias = None if self.bias is None else self.bias.data
         calls = tuple(partial(_call, op, weight, bias) for op in self.ops)
         del self.weight
         return calls, frozenset() if pack is None else frozenset({"weight"})
+
+    def own_rows(self) -> torch.Tensor:
+        """The weight [outputs, inputs] of this rank."""
+        if not self.whole or self.shape.shard is None:
+            return self.weight.data
+        rank = self.mesh.rank(self.shape.shard.group)
+        return self.weight.data.narrow(0, rank * self.shape.outputs, self.shape.outputs)
 
     def fill_dummy(self, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
         fill_normal(name, tensor, generator)
@@ -221,6 +235,7 @@ class Build:
     """The construction of one model for one device.
 
     `granules`: KV group -> tokens per granule; 1 for groups that are missing.
+    `mesh`: the ranks that share the model, and which of them this process is.
     `longest_request`: tokens of the longest request to expect; None: the longest that the model takes.
     `notes`: label -> text, for choices of modules that the start-up summary shows to the operator.
     `resolutions`: every kernel choice so far, in order, for listings, the ModelReport and the fingerprint.
@@ -310,9 +325,14 @@ class Build:
             self.attention_kernels[group] = kernels if wrap is None else wrap(kernels)
         return self.attention_kernels[group]
 
-    def reduce(self, group: str) -> tuple[Op, ...] | None:
-        """The callables that sum over the ranks of a mesh group; None if the group has one rank."""
-        return self.op("comm.all_reduce", group=group) if self.mesh.size(group) > 1 else None
+    def comm(self, name: str, group: str, size: int) -> tuple[Op, ...] | None:
+        """The callables of op `comm.<name>` over a mesh group, for rows of `size` numbers; None if it has one rank."""
+        ranks = self.mesh.size(group)
+        return None if ranks == 1 else self.op(f"comm.{name}", group=group, ranks=ranks, size=size)
+
+    def reduce(self, group: str, size: int) -> tuple[Op, ...] | None:
+        """The callables that sum rows of `size` numbers over the ranks of a mesh group; None if it has one rank."""
+        return self.comm("all_reduce", group, size)
 
     def kv_group(self, name: str) -> KVGroupSpec:
         """The model's KV group `name`, with the layout that a mode pinned for it, if any. Raises ConfigError."""
@@ -323,11 +343,15 @@ class Build:
         raise ConfigError(f"the model has no KV group {name!r}; its config declares {known}")
 
     def layout(self, group: str) -> Layout:
-        """The layout object of a KV group, one for all its layers."""
+        """The layout object of a KV group, one for all its layers. If it is sharded, it has this rank's KV heads."""
         if group not in self._layouts:
-            spec = self.kv_group(group)
+            spec, cut = self.kv_group(group), Shard("attn_tp", 0, repeat=True)
             make = load(self.registry.find(KVLayoutSpec, spec.layout).make)
-            self._layouts[group] = make(spec, self.granules.get(group, 1), self.config.dtype)
+            layout: Layout = make(spec, self.granules.get(group, 1), self.config.dtype)
+            if layout.sharded and self.mesh.size(cut.group) > 1:
+                own = replace(spec, kv_heads=self.mesh.share(spec.kv_heads, cut, "KV heads"))
+                layout = make(own, layout.granule, self.config.dtype)
+            self._layouts[group] = layout
         return self._layouts[group]
 
     def calibrate(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
@@ -337,6 +361,11 @@ class Build:
         """
         for group in self.config.kv_groups:
             layout = self.layout(group.name)
+            if layout.sharded and self.mesh.size("attn_tp") > 1 and layout.constants(group.layers[0]):
+                raise ConfigError(
+                    f"KV of layout {layout.group.layout!r} has fixed scales for each KV head, which are not cut over "
+                    "ranks yet; serve the model with another KV layout, or on one rank"
+                )
             if (fill := self.registry.find(KVLayoutSpec, layout.group.layout).calibrate) is not None:
                 load(fill)(layout, self.config, checkpoint, options)
 
@@ -363,6 +392,7 @@ class Build:
             bucket=bucket,
             shape=dict(shape),
             deterministic=self.deterministic,
+            peers=self.mesh.peers.get(str(shape.get("group"))),
         )
 
     def _make(self, context: OpContext, given: Mapping[str, Op | tuple[Op, ...]]) -> Any:

@@ -14,8 +14,9 @@ from llmcore.api.errors import ConfigError
 from llmcore.layers.build import Build, LinearMethod, LinearShape, Unquantized
 from llmcore.layers.decoder import family_path
 from llmcore.layers.linear import Linear
+from llmcore.layers.mesh import MOST_RANKS, choices
 from llmcore.layers.moe import ExpertMethod, MoE, PlainExperts
-from llmcore.weights.map import Target, WeightMap
+from llmcore.weights.map import Shard, Target, WeightMap
 
 MethodFor = Callable[[Sequence[str]], LinearMethod | None]
 """(the checkpoint's modules of one linear) -> its LinearMethod, or None for plain weights. See QuantMethod."""
@@ -112,36 +113,39 @@ class _Cut(NamedTuple):
     """The outputs or inputs of a linear, which are cut over the ranks of a mesh group."""
 
     what: str
-    group: str
+    shard: Shard
     ranks: int
     total: int
     multiple: int
+    """What the LinearMethod asks for, beside the multiple of the shard."""
 
     def fits(self, ranks: int) -> bool:
-        return self.total % (ranks * self.multiple) == 0
+        share = self.shard.share(self.total, ranks)
+        return share is not None and share % self.multiple == 0
 
 
 def _cuts(build: Build, name: str, shape: LinearShape, multiples: tuple[int, int]) -> Iterator[_Cut]:
     if (shard := shape.shard) is None:
         return
     parts = {part: rows for part, rows in shape.parts.items() if part not in shape.replicated}
-    outputs = parts if shape.parts else {"outputs": shape.outputs}
-    ranks, multiple = build.mesh.size(shard.group), math.lcm(shard.multiple, multiples[shard.dim])
-    for what, share in ({"inputs": shape.inputs} if shard.dim == 1 else outputs).items():
-        yield _Cut(f"{what} of {name}", shard.group, ranks, share * ranks, multiple)
+    outputs = parts if shape.parts else {"": shape.outputs}
+    ranks, totals = build.mesh.size(shard.group), shape.totals if shard.dim == 0 else {}
+    for part, share in (outputs if shard.dim == 0 else {"": shape.inputs}).items():
+        what = part or ("outputs" if shard.dim == 0 else "inputs")
+        yield _Cut(f"{what} of {name}", shard, ranks, totals.get(part, share * ranks), multiples[shard.dim])
 
 
 def _check_cuts(cuts: Sequence[_Cut]) -> None:
-    """Raise ConfigError for a cut that does not fit; it names the most ranks that fit all cuts of the mesh group."""
+    """Raise ConfigError for a cut that does not fit; it lists the ranks that fit all cuts of the mesh group."""
     wrong = next((cut for cut in cuts if cut.ranks > 1 and not cut.fits(cut.ranks)), None)
     if wrong is None:
         return
-    beside = [cut for cut in cuts if cut.group == wrong.group]
-    most = max((ranks for ranks in range(1, wrong.ranks) if all(cut.fits(ranks) for cut in beside)), default=None)
-    advice = "no --tp works" if most is None else f"the largest --tp that works is {most}"
+    beside = [cut for cut in cuts if cut.shard.group == wrong.shard.group]
+    works = [ranks for ranks in range(1, MOST_RANKS + 1) if all(cut.fits(ranks) for cut in beside)]
+    multiple = math.lcm(wrong.shard.multiple, wrong.multiple)
     raise ConfigError(
-        f"the {wrong.total} {wrong.what} cannot be cut over {wrong.ranks} ranks of {wrong.group} in multiples of "
-        f"{wrong.multiple}, as its quantization needs; {advice}"
+        f"the {wrong.total} {wrong.what} cannot be cut over {wrong.ranks} ranks of {wrong.shard.group} in multiples "
+        f"of {multiple}, as its quantization needs; {choices(works)}"
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from llmcore.api.models import ModelConfig
 from llmcore.api.specs import bucket_of
 from llmcore.layers.build import AttentionKernels, Build
-from llmcore.layers.embedding import Embedding
+from llmcore.layers.embedding import Embedding, LMHead
 from llmcore.layers.layer import Layer
 from llmcore.layers.norm import LayerNorm, RMSNorm
 from llmcore.layers.step import Bucketed, Rows, Step
@@ -101,6 +101,14 @@ class Decoder(Layer):
         assert self.lm_head is not None, "a slice without head has no logits"
         y: torch.Tensor = self.lm_head(self.normed(hidden, residual), Rows(bucket_of(len(hidden))))
         return y
+
+    def own_logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [S, share] of this rank's part of the vocabulary, from the same states as `logits`.
+
+        The part begins at token `lm_head.first`, and is -inf beyond the vocabulary. No rank waits for another.
+        """
+        assert isinstance(self.lm_head, LMHead), "only the logits of a vocabulary have parts"
+        return self.lm_head.own(self.normed(hidden, residual), Rows(bucket_of(len(hidden))))
 
     def normed(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The normalized hidden states [S, hidden_size] that the head reads, in the model's dtype."""

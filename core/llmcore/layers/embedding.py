@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -9,14 +11,25 @@ from llmcore.layers.build import Build
 from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear
 from llmcore.layers.step import Bucketed
+from llmcore.ops.sample import BLOCK
+from llmcore.weights.map import Placement, Shard
+
+VOCABULARY = Shard("attn_tp", 0, BLOCK, pad=True)
+"""The cut of the vocabulary: the ranks have whole blocks of a draw, all the same number of them."""
+
+GATHERED = 1 << 26
+"""The most logits that are gathered at a time, so that their copies stay small."""
 
 
 class Embedding(Layer):
-    """Looks up rows of a table. Every rank has the whole table."""
+    """Looks up rows of a table. Every rank has the whole table, padded as a head is that shares it."""
 
     def __init__(self, build: Build, vocab: int, size: int) -> None:
         super().__init__()
-        self.weight = build.empty(vocab, size)
+        ranks = build.mesh.size(VOCABULARY.group)
+        rows = vocab if ranks == 1 else ranks * build.mesh.share(vocab, VOCABULARY, "vocabulary")
+        self.weight = build.empty(rows, size)
+        self.placements = {"weight": Placement(totals={"": vocab})}
         self._lookup = build.op("embedding", vocab=vocab, size=size)
 
     def forward(self, tokens: torch.Tensor, step: Bucketed) -> torch.Tensor:
@@ -40,11 +53,42 @@ class ScaledEmbedding(Embedding):
 class LMHead(Linear):
     """Maps hidden states to logits in the model's dtype. The sampler computes in f32.
 
+    The ranks share the vocabulary, and each has all logits after `forward`. A family whose logits are computed in
+    another way overrides `scores`.
+
     `weight`: the embedding's parameter if the two are tied.
     """
 
     def __init__(self, build: Build, size: int, vocab: int, *, weight: nn.Parameter | None = None) -> None:
-        super().__init__(build, size, vocab, weight=weight)
+        ranks, rank = build.mesh.size(VOCABULARY.group), build.mesh.rank(VOCABULARY.group)
+        super().__init__(build, size, vocab, weight=weight, shard=VOCABULARY if ranks > 1 else None)
+        self.vocab, share = vocab, self.shape.outputs
+        self.first, self._held = VOCABULARY.held(vocab, share, rank, ranks) if ranks > 1 else (0, vocab)
+        self._gather = build.comm("all_gather", VOCABULARY.group, share)
+        if ranks > 1:
+            self.shape = replace(self.shape, whole=True)
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """x [S, size] -> [S, vocab]."""
+        if self._gather is None:
+            return self.scores(x, step)
+        rows = max(1, GATHERED // (self.shape.outputs * self.build.mesh.size(VOCABULARY.group)))
+        parts = torch.split(self.own(x, step), rows)
+        return torch.cat([self._gather[step.bucket](part)[:, : self.vocab] for part in parts])
+
+    def own(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """x [S, size] -> [S, share]: the logits of this rank's part of the vocabulary, which begins at token `first`.
+
+        All ranks have shares of one size. Beyond the vocabulary logits are -inf.
+        """
+        y = self.scores(x, step)
+        if self._held < y.shape[1]:
+            y[:, self._held :] = -torch.inf
+        return y
+
+    def scores(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """x [S, size] -> [S, share], with any numbers beyond the vocabulary."""
+        return super().forward(x, step)
 
 
 class CappedHead(LMHead):
@@ -54,6 +98,6 @@ class CappedHead(LMHead):
         super().__init__(build, size, vocab, weight=weight)
         self.cap = cap
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """x [S, size] -> [S, vocab] f32."""
-        return super().forward(x, step).float().div_(self.cap).tanh_().mul_(self.cap)
+    def scores(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """x [S, size] -> [S, share] f32."""
+        return super().scores(x, step).float().div_(self.cap).tanh_().mul_(self.cap)

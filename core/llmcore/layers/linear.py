@@ -64,13 +64,21 @@ class Linear(Layer):
         super().__init__()
         columns = shard if shard is not None and shard.dim == 0 else None
         named = {} if isinstance(outputs, int) else outputs
+        totals = {"": outputs} if isinstance(outputs, int) else dict(outputs)
         parts = {
             name: build.mesh.share(rows, None if name in replicated else columns, name) for name, rows in named.items()
         }
         total = build.mesh.share(outputs, columns, "outputs") if isinstance(outputs, int) else sum(parts.values())
         rows = build.mesh.share(inputs, shard if columns is None else None, "inputs")
         self.shape = LinearShape(
-            inputs=rows, outputs=total, parts=parts, bias=bias, shard=shard, replicated=replicated, shared=weight
+            inputs=rows,
+            outputs=total,
+            parts=parts,
+            bias=bias,
+            shard=shard,
+            replicated=replicated,
+            shared=weight,
+            totals={} if columns is None else totals,
         )
         self.build, self.method = build, method
         self.placements: dict[str, Placement] = {}
@@ -79,7 +87,7 @@ class Linear(Layer):
         self.read(source)
         self._bound: Bound | None = None
         self._calls: tuple[LinearCall, ...] = ()
-        self._reduce = build.reduce(shard.group) if shard is not None and shard.dim == 1 else None
+        self._reduce = build.reduce(shard.group, total) if shard is not None and shard.dim == 1 else None
 
     @property
     def numbers(self) -> int:
@@ -157,6 +165,9 @@ class Linear(Layer):
 
     def finish(self) -> None:
         """Bind the loaded tensors. The loader calls it once."""
+        shard = self.shape.shard
+        if self.shape.bias and shard is not None and shard.dim == 1 and self.build.mesh.rank(shard.group):
+            self.get_parameter("bias").data.zero_()  # the sum over the ranks has it once
         self._calls, done = self._created().bind()
         for name in done:
             delattr(self, name)
@@ -192,8 +203,16 @@ class QKVLinear(Linear):
         source: Source | None = None,
     ) -> None:
         value_size = key_size if value_size is None else value_size
+        _, held = build.mesh.heads(heads, kv_heads)
+        if value_size != key_size and held * build.mesh.size("attn_tp") > kv_heads:
+            raise ConfigError(
+                f"{kv_heads} KV heads whose values have another size than their keys cannot be repeated for "
+                f"{build.mesh.size('attn_tp')} ranks; use at most {kv_heads}"
+            )
+        # Without repetition any cut between heads will do.
+        shard = Shard("attn_tp", 0, key_size if value_size == key_size else 1, repeat=True)
         outputs = {"q_proj": heads * key_size, "k_proj": kv_heads * key_size, "v_proj": kv_heads * value_size}
-        super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0, key_size), source=source)
+        super().__init__(build, inputs, outputs, bias=bias, shard=shard, source=source)
 
 
 class PairedQKV(QKVLinear):

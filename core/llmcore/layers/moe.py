@@ -113,7 +113,7 @@ class MoE(nn.Module):
         inner = self.experts.shape.down.inputs
         self._shape = {**shape_of(route), "bias": corrected, "size": size, "inner": inner}
         self._fused: tuple[Op, ...] = ()
-        self._reduce = build.reduce("moe_tp")
+        self._reduce = build.reduce("moe_tp", size)
         self._weights: tuple[torch.Tensor, torch.Tensor | None, Any, Any] | None = None
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
 

@@ -15,7 +15,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.protocols import Checkpoint
 from llmcore.layers.decoder import family_path
 from llmcore.layers.mesh import Mesh
-from llmcore.weights.map import Placement, Shard, Sizes, Target, WeightMap
+from llmcore.weights.map import Placement, Sizes, Target, WeightMap
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,42 @@ LISTED = 8
 """Most names that an error lists for each kind of problem."""
 COMPARED = 1 << 24
 """Number of elements compared at a time, so that their copy on the device stays small."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part of a checkpoint tensor that fills the parameter of one rank: `length` elements from `first` on, of
+    `total` along dimension `dim`. The parameter may be longer."""
+
+    dim: int
+    total: int
+    first: int
+    length: int
+
+    @staticmethod
+    def of(into: torch.Tensor, part: str | None, placement: Placement, mesh: Mesh) -> Cut:
+        """The cut of the tensor that fills `into`, which is `part` of a parameter."""
+        shard = placement.shard_of(part)
+        if shard is None:
+            total = placement.totals.get(part or "", len(into)) if into.dim() else 1
+            return Cut(0, total, 0, total)
+        share, ranks = into.shape[shard.dim], mesh.size(shard.group)
+        total = placement.totals.get(part or "", share * ranks)
+        return Cut(shard.dim, total, *shard.held(total, share, mesh.rank(shard.group), ranks))
+
+    def whole(self, into: torch.Tensor) -> tuple[int, ...]:
+        """The shape of the checkpoint tensor."""
+        shape = list(into.shape)
+        if shape:
+            shape[self.dim] = self.total
+        return tuple(shape)
+
+    def filled(self, into: torch.Tensor) -> torch.Tensor:
+        """What is filled of `into`. The rest of it is padding, and becomes zeros."""
+        if not into.dim() or self.length == into.shape[self.dim]:
+            return into
+        into.narrow(self.dim, self.length, into.shape[self.dim] - self.length).zero_()
+        return into.narrow(self.dim, 0, self.length)
 
 
 @dataclass(frozen=True)
@@ -35,8 +71,8 @@ class Piece:
     """The memory to fill: the parameter, or rows of it."""
     rows: tuple[int, int] | None
     """(first row, number of rows) of the checkpoint tensor; None: all of it."""
-    shard: Shard | None
-    """The cut of these rows over the ranks; None: not cut."""
+    cut: Cut
+    """What of these rows belongs to this rank."""
 
 
 class Fit:
@@ -85,10 +121,10 @@ class Fit:
             if into is None:
                 self.unexpected.append(name)
                 return
-            shard = placement.shard_of(target.part)
-            wanted = _whole(into, shard, self.mesh)
+            cut = Cut.of(into, target.part, placement, self.mesh)
+            wanted = cut.whole(into)
             rows = (first, wanted[0]) if placement.by_output and len(targets) > 1 else None
-            pieces.append(Piece(target.name, into, rows, shard))
+            pieces.append(Piece(target.name, cut.filled(into), rows, cut))
             first += 0 if rows is None else wanted[0]
             self.lacking.discard((self.first[target.name], target.part))
         needed = wanted if rows is None else (first, *wanted[1:])
@@ -283,11 +319,3 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bits as int64 where they fit, else uint8: a CPU compares these much faster than bf16."""
     flat = tensor.contiguous().view(-1).view(torch.uint8)
     return flat if flat.numel() % 8 or flat.storage_offset() % 8 else flat.view(torch.int64)
-
-
-def _whole(into: torch.Tensor, shard: Shard | None, mesh: Mesh) -> tuple[int, ...]:
-    """Shape of the tensor of which `into` is this rank's part."""
-    shape = list(into.shape)
-    if shard is not None:
-        shape[shard.dim] *= mesh.size(shard.group)
-    return tuple(shape)

@@ -49,8 +49,7 @@ def load_weights(
     Checks the headers first: one ConfigError lists missing tensors, unexpected tensors and wrong shapes. At any time
     at most one tensor is in memory beside the parameters.
     """
-    mesh = mesh or Mesh()
-    fit = Fit(model, checkpoint, weights, mesh)
+    fit = Fit(model, checkpoint, weights, mesh or Mesh())
     shared = Shared(fit)
     for name, read in checkpoint.tensors():
         if name not in fit.pieces:
@@ -58,7 +57,7 @@ def load_weights(
         tensor = read()
         # Drop the references at once: a linear that packs its weight can then free the plain one.
         for piece in fit.pieces.pop(name):
-            part = _cut(tensor, piece, mesh)
+            part = _cut(tensor, piece)
             if piece.parameter in fit.shared:
                 shared.put(name, piece, part)
             else:
@@ -114,13 +113,11 @@ def finish(model: nn.Module) -> None:
             done()
 
 
-def _cut(tensor: torch.Tensor, piece: Piece, mesh: Mesh) -> torch.Tensor:
+def _cut(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
     """The part of a checkpoint tensor that fills `piece` on this rank."""
     if tensor.dim() > piece.into.dim():
         tensor = tensor.flatten(0, 1)
     if piece.rows is not None:
         tensor = tensor.narrow(0, *piece.rows)
-    if (shard := piece.shard) is not None:
-        size = piece.into.shape[shard.dim]
-        tensor = tensor.narrow(shard.dim, mesh.rank(shard.group) * size, size)
-    return tensor
+    cut = piece.cut
+    return tensor if cut.length == cut.total else tensor.narrow(cut.dim, cut.first, cut.length)

@@ -22,11 +22,32 @@ Sizes = Mapping[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class Shard:
-    """A parameter is cut along `dim` over the ranks of mesh group `group`, in multiples of `multiple` elements."""
+    """A parameter is cut along `dim` over the ranks of mesh group `group`, in multiples of `multiple` elements.
+
+    `repeat`: if there are fewer multiples than ranks, neighbouring ranks hold the same one.
+    `pad`: all ranks have equal shares, and the last ranks hold more elements than the checkpoint has for them.
+    """
 
     group: str
     dim: int
     multiple: int = 1
+    repeat: bool = False
+    pad: bool = False
+
+    def share(self, total: int, ranks: int) -> int | None:
+        """The number of elements of `total` that one rank holds; None if `ranks` ranks cannot share them."""
+        if self.pad:
+            return -(-total // (ranks * self.multiple)) * self.multiple
+        pieces, rest = divmod(total, self.multiple)
+        if self.repeat and not rest and 0 < pieces < ranks:
+            return None if ranks % pieces else self.multiple
+        return None if rest or pieces % ranks else total // ranks
+
+    def held(self, total: int, share: int, rank: int, ranks: int) -> tuple[int, int]:
+        """(first, number) of the elements of `total` that fill the `share` of `rank`; the rest of it is padding."""
+        copies = share * ranks // total if self.repeat else 1
+        first = min(share * (rank // copies), total)
+        return first, min(share, total - first)
 
 
 @dataclass(frozen=True)
@@ -35,6 +56,8 @@ class Placement:
 
     `parts`: name of a part -> (first row, number of rows) on this rank; {} if one tensor fills the whole parameter.
     `shard`: the cut over the ranks. `replicated`: the parts that every rank has whole although the others are cut.
+    `totals`: part ("": the only one) -> its elements over all ranks, along the dimension of the cut, or along the
+      first without a cut; parts that are missing have this rank's elements times the ranks that cut them.
     `by_output`: each row belongs to one output of a linear. A parameter without rows of outputs is the same in
       whatever order the outputs are; the one tensor of a checkpoint that has stacked the parts fills each part whole.
     """
@@ -43,6 +66,7 @@ class Placement:
     shard: Shard | None = None
     replicated: frozenset[str] = frozenset()
     by_output: bool = True
+    totals: Mapping[str, int] = field(default_factory=dict)
 
     def shard_of(self, part: str | None) -> Shard | None:
         """The shard of a part; None for a part that every rank has whole."""

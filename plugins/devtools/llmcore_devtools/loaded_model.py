@@ -12,6 +12,7 @@ from llmcore.api.protocols import AttnLimits, AttnRows, Device
 from llmcore.api.specs import DeviceInfo, bucket_of
 from llmcore.config import Config
 from llmcore.engine.blueprint import Blueprint
+from llmcore.layers.mesh import Mesh
 from llmcore.layers.step import KVStep, Step
 from llmcore.registry.loader import build_registry, select
 from llmcore.registry.registry import Registry
@@ -51,7 +52,8 @@ class Generated:
 
 
 class LoadedModel:
-    """A model on the CPU (or on `device`) with its KV pools, driven step by step by hand.
+    """A model on the CPU (or on `device`) with its KV pools, driven step by step by hand. With a `mesh`, one rank's
+    share of it: all ranks are driven alike.
 
     Requests get granules in a scattered order and never share one.
     """
@@ -70,6 +72,7 @@ class LoadedModel:
         dummy: bool = False,
         device: Device | None = None,
         longest_request: int | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         self.device = torch.device("cpu") if device is None else device.torch_device
         registry = registry or registry_for_tests()
@@ -84,9 +87,10 @@ class LoadedModel:
             checkpoint=checkpoint,
             granule=granule,
             longest_request=longest_request,
+            mesh=mesh or Mesh(),
         )
         self.model, self.build, names, filling, _ = plan.pinned(modes, pins).build(self.device)
-        weights = dummy_weights(self.model) if dummy else load_weights(self.model, filling, names)
+        weights = dummy_weights(self.model) if dummy else load_weights(self.model, filling, names, mesh=plan.mesh)
         self.weight_bytes = weights.bytes
         self.layouts = {group.name: self.build.layout(group.name) for group in self.config.kv_groups}
         granules = tokens // granule

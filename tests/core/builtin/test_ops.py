@@ -10,7 +10,7 @@ import pytest
 from llmcore.builtin.ops import register_ops
 
 OPS = {spec.name: spec for spec in register_ops()}
-SHARED = {"attention", "moe", "philox"}
+SHARED = {"attention", "comm", "moe", "philox"}
 """Files that several ops share."""
 
 

@@ -26,8 +26,11 @@ def test_linear_parts_bias_and_sharding() -> None:
     assert linear.placements["weight"].parts == {"q_proj": (0, 4), "k_proj": (4, 2)}
     with pytest.raises(ConfigError, match="multiples of 2"):
         Linear(made, 8, {"q_proj": 6}, shard=Shard("attn_tp", 0, 2))
-    with pytest.raises(ConfigError, match=r"no op 'comm\.all_reduce'"):
-        Linear(made, 8, 8, shard=Shard("attn_tp", 1))
+    inputs = Linear(made, 8, 8, shard=Shard("attn_tp", 1))
+    create_linears(inputs)
+    dummy_weights(inputs)
+    with pytest.raises(ConfigError, match=r"comm\.all_reduce over 2 ranks of attn_tp needs their connection"):
+        inputs(torch.zeros(1, 4), Rows(0))
     with pytest.raises(ConfigError, match="no mesh group 'rows'"):
         Linear(made, 8, 8, shard=Shard("rows", 0))
 

@@ -48,6 +48,22 @@ def test_a_rank_takes_its_share_of_every_part() -> None:
     assert torch.equal(whole.o.weight, o[:, 3:])
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_neighbours_take_the_same_part_and_padding_is_zeros(rank: int) -> None:
+    """Four ranks: of two heads of two rows each is held twice; of nine rows the last rank has none."""
+    repeated = Placement({"k": (0, 2)}, Shard("attn_tp", 0, 2, repeat=True), totals={"k": 4})
+    padded = Placement(shard=Shard("attn_tp", 0, 3, pad=True), totals={"": 9})
+    table = Placement(totals={"": 9})
+    whole = model(q=Cell(2, 2, placement=repeated), o=Cell(3, 2, placement=padded), t=Cell(12, 2, placement=table))
+    k, o, t = torch.rand(4, 2), torch.rand(9, 2), torch.rand(9, 2)
+    mesh = Mesh({"attn_tp": 4}, {"attn_tp": rank})
+    load_weights(whole, Held(k__weight=k, o__weight=o, t__weight=t), WeightMap(fuse={"q": ("k",)}), mesh=mesh)
+    assert torch.equal(whole.q.weight, k[:2] if rank < 2 else k[2:])
+    filled = torch.cat((o, torch.zeros(3, 2)))
+    assert torch.equal(whole.o.weight, filled[3 * rank : 3 * rank + 3])
+    assert torch.equal(whole.t.weight, torch.cat((t, torch.zeros(3, 2))))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_checkpoint_may_hold_the_stack(rank: int) -> None:
     """Every part of it is cut over the ranks by itself, along either dimension."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from llmcore.api.errors import ConfigError
-from llmcore.weights.map import Target, WeightMap
+from llmcore.weights.map import Shard, Target, WeightMap
 
 MAP = WeightMap(
     rename={"model.": "", "model.decoder.": "layers_of."},
@@ -120,3 +120,18 @@ def test_rules_that_no_name_meets() -> None:
     assert wrong.idle(names) == ["suffix 'attn.c_atn'", "transpose '*.cfc.weight'"]
     quantized = WeightMap(transpose=("*.c_attn.weight",))
     assert quantized.idle(["h.0.attn.c_attn.qweight"]) == [] and quantized.idle(["h.0.attn.c_atn.qweight"])
+
+
+def test_a_shard_repeats_few_multiples_and_pads_the_last_share() -> None:
+    """(share, what each rank holds) of 2 KV heads of 8 elements, and of 300 tokens in blocks of 128."""
+    cases = (
+        (Shard("attn_tp", 0, 8, repeat=True), 16, 4, 8, [(0, 8), (0, 8), (8, 8), (8, 8)]),
+        (Shard("attn_tp", 0, 8, repeat=True), 32, 2, 16, [(0, 16), (16, 16)]),
+        (Shard("attn_tp", 0, 128, pad=True), 300, 2, 256, [(0, 256), (256, 44)]),
+        (Shard("attn_tp", 0, 128, pad=True), 100, 3, 128, [(0, 100), (100, 0), (100, 0)]),
+    )
+    for shard, total, ranks, share, held in cases:
+        assert shard.share(total, ranks) == share
+        assert [shard.held(total, share, rank, ranks) for rank in range(ranks)] == held
+    assert Shard("attn_tp", 0, 8, repeat=True).share(24, 2) is None
+    assert Shard("attn_tp", 0, 8, repeat=True).share(24, 4) is None

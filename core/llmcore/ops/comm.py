@@ -1,0 +1,107 @@
+"""What the ops comm.* share: the ranks of a mesh group, and a gather of bytes that every one of their kernels uses.
+
+The torch kernels go through gloo and CPU memory, so they are right on every device, and fast on none. With one rank
+they call nothing and return what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import distributed
+from torch.distributed.distributed_c10d import Store
+
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OpContext
+from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
+
+SHAPES: tuple[Shape, ...] = (
+    {"group": "attn_tp", "ranks": 1, "size": 40},
+    {"group": "attn_tp", "ranks": 1, "size": 3},
+)
+"""Kernels are checked in one process, so with one rank."""
+
+
+class Collectives(Protocol):
+    """What the torch kernels call of torch's ProcessGroupGloo, which declares nothing of it."""
+
+    def allgather(self, into: list[list[torch.Tensor]], given: list[torch.Tensor]) -> distributed.Work:
+        """Fill `into[0]` with every rank's `given[0]`."""
+
+    def broadcast(self, tensors: list[torch.Tensor], options: distributed.BroadcastOptions) -> distributed.Work:
+        """Overwrite `tensors[0]` with that of rank 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """The ranks of one mesh group, as rank `rank` of `ranks` reaches them. `gloo`: their group for CPU tensors."""
+
+    rank: int
+    ranks: int
+    gloo: Collectives
+
+    def gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors `x` [..., size] of all ranks, in rank order, on the device of `x`. All have one shape and dtype.
+
+        Raises RuntimeError if a rank ended, or does not answer within the group's time limit.
+        """
+        sent = _bytes(x)
+        found = [torch.empty_like(sent) for _ in range(self.ranks)]
+        self.gloo.allgather([found], [sent]).wait()
+        return [part.view(x.dtype).to(x.device) for part in found]
+
+    def first(self, x: torch.Tensor) -> torch.Tensor:
+        """The `x` [..., size] of rank 0, as `gathered` has it. Raises RuntimeError as that does."""
+        sent = _bytes(x).clone()
+        self.gloo.broadcast([sent], distributed.BroadcastOptions()).wait()
+        return sent.view(x.dtype).to(x.device)
+
+
+def connect(store: Store, rank: int, ranks: int, timeout: float) -> Peers:
+    """Join the other ranks through `store`, over this host's loopback interface.
+
+    `timeout`: seconds for joining and for every call. Raises RuntimeError if a rank does not come.
+    """
+    options: Any = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+    options._timeout = timedelta(seconds=timeout)
+    options._devices = [distributed.ProcessGroupGloo.create_device(interface="lo")]
+    group: Any = distributed.ProcessGroupGloo(store, rank, ranks, options)
+    return Peers(rank, ranks, group)
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of `x`, in CPU memory: gloo does not know every dtype."""
+    return x.detach().cpu().contiguous().view(torch.uint8)
+
+
+def over(context: OpContext, make: Callable[[Peers], Op], alone: Op) -> Op:
+    """The kernel of a comm op: `make` of the group's peers, or `alone` for one rank.
+
+    For several ranks without peers, it raises ConfigError when it is called.
+    """
+    if size(context.shape, "ranks") == 1:
+        return alone
+    return partial(_apart, context) if context.peers is None else make(context.peers)
+
+
+def _apart(context: OpContext, x: torch.Tensor) -> torch.Tensor:
+    raise ConfigError(
+        f"{context.op} over {context.shape['ranks']} ranks of {context.shape['group']} needs their connection; "
+        "whoever starts the ranks gives it to llmcore.layers.Mesh(peers=...)"
+    )
+
+
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:
+    """Rows as a rank sends them."""
+    for tokens in SAMPLE_TOKENS[context.bucket]:
+        yield (draw(context, tokens, size(context.shape, "size", 40)),)
+
+
+def moved(shape: Shape, times: float) -> float:
+    """The bytes of `times` the rows that one rank gives."""
+    return times * size(shape, "tokens") * size(shape, "size") * size(shape, "element", 2)

@@ -152,9 +152,12 @@ class Nodes:
     def models(self) -> dict[str, int]:
         """Every model, in the order of their names -> the second since 1970 in which its first node was added."""
         with self._lock:
-            found = [(name, int(node.added)) for node in self._nodes.values() for name in node.models]
-        # of two lines with one name the later one counts, so the first node comes last
-        return dict(sorted(sorted(found, key=lambda line: -line[1]), key=lambda line: line[0]))
+            nodes = list(self._nodes.values())
+        found: dict[str, int] = {}
+        for node in nodes:
+            for name in node.models:
+                found[name] = min(int(node.added), found.get(name, int(node.added)))
+        return dict(sorted(found.items()))
 
     @property
     def ready(self) -> bool:

@@ -23,9 +23,11 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+import yaml
 from llmcore.api.specs import OptionSpec
 from llmcore.config import read_yaml, resolve_config
 from llmcore_devtools import registry_of
+from llmcore_server.prometheus.tables import metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "tests" / "faults" / "README.md"
@@ -114,12 +116,29 @@ def test_a_block_runs(block: Block, request: pytest.FixtureRequest, tmp_path: Pa
     assert done.stdout.strip(), f"{block} says nothing"
 
 
-@pytest.mark.parametrize("block", [block for block in ALL if block.language == "yaml"], ids=str)
+CLUSTER = [block for block in ALL if block.language == "yaml" and block.text.startswith("apiVersion:")]
+"""Those that Kubernetes reads."""
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.language == "yaml" and b not in CLUSTER], ids=str)
 def test_yaml_is_accepted(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "block.yaml"
     path.write_text(block.text)
     assert read_yaml(path)
     resolve_config({}, {}, read_yaml(path), extra=[spec for spec, _ in registry_of().specs(OptionSpec)])
+
+
+def test_the_cluster_runs_this_server_and_reads_its_metrics() -> None:
+    deployment, picker = (yaml.safe_load(block.text) for block in CLUSTER)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    options = container["args"][2:]
+    given = {name.removeprefix("--"): value for name, value in zip(options[::2], options[1::2], strict=True)}
+    config, _ = resolve_config(given, {}, {}, extra=[spec for spec, _ in registry_of().specs(OptionSpec)])
+    assert config.model.model_dir == "/models/MODEL" and container["args"][:2] == ["llmcore", "serve"]
+    (extractor,) = (plugin for plugin in picker["plugins"] if plugin["type"] == "core-metrics-extractor")
+    (engine,) = extractor["parameters"]["engineConfigs"]
+    read = {value for name, value in engine.items() if name.endswith("Spec")}
+    assert len(read) == 4 and read <= {metric.name for metric in metrics()}
 
 
 @pytest.mark.parametrize("block", [b for b in ALL if any(w.startswith("file=") for w in b.words)], ids=str)

@@ -227,6 +227,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_cached: int = 0
     kv_free: int = 0
     kv_total: int = 0
+    kv_granule: int = 0
+    """Slots of a granule, the unit in which the group gives slots to requests."""
     peak: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -246,8 +248,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The `stats` of that group's prefix cache."""
 
     def figures(self) -> dict[str, float]:
-        """All fields as numbers by name. The names of `cache` get the prefix `cache_`."""
+        """All fields as numbers by name, and `kv_usage`, the share of slots that requests hold.
+
+        The names of `cache` get the prefix `cache_`.
+        """
         plain: dict[str, float] = {name: getattr(self, name) for name in self.__struct_fields__ if name != "cache"}
+        plain["kv_usage"] = self.kv_live / self.kv_total if self.kv_total else 0.0
         return plain | {f"cache_{name}": value for name, value in self.cache.items()}
 
 

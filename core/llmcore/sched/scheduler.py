@@ -203,6 +203,7 @@ class Scheduler:
             kv_cached=group.pool.cached * group.granule,
             kv_free=group.pool.free * group.granule,
             kv_total=group.pool.total * group.granule,
+            kv_granule=group.granule,
             peak=Capacity(state, ask=False).peak,
             steps=self.totals.steps,
             prompt_tokens=self.totals.prompt_tokens,

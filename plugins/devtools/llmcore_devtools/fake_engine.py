@@ -120,6 +120,7 @@ class EngineWithoutModel:
             kv_live=live,
             kv_free=self.facts.kv_tokens - live,
             kv_total=self.facts.kv_tokens,
+            kv_granule=1,
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,

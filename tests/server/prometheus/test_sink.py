@@ -66,6 +66,17 @@ def test_snapshots_set_gauges_and_only_ever_raise_totals() -> None:
     assert 'llmcore_prefix_cache{figure="nodes"} 9.0' in sink.page()[1].decode()
 
 
+def test_figures_that_endpoint_pickers_read() -> None:
+    sink = PrometheusSink()
+    assert "llmcore_cache_config_info{" not in sink.page()[1].decode(), "before an engine has said it"
+    sink.snapshot(Load(kv_live=96, kv_total=160, kv_granule=16).figures())
+    sink.snapshot(Load(kv_live=96, kv_total=128, kv_granule=16).figures())
+    assert values(sink)["llmcore_kv_usage"] == 0.75
+    assert re.findall("llmcore_cache_config_info{.*", sink.page()[1].decode()) == [
+        'llmcore_cache_config_info{block_size="16",num_gpu_blocks="8"} 1.0'
+    ]
+
+
 def test_every_metric_says_what_it_is() -> None:
     text = PrometheusSink().page()[1].decode()
     names = set(re.findall(r"^# TYPE (\S+)", text, re.M))
@@ -86,7 +97,7 @@ def test_what_is_documented_is_what_there_is() -> None:
     sink = PrometheusSink()
     counts = {(name, tuple("x" for _ in labels)): 1 for name, (labels, _) in COUNTS.items()}
     sink.server(ServerFigures(counts, (1,) * (len(GAP_SECONDS) + 1), 2.5))
-    sink.snapshot(Load(cache={"nodes": 1}).figures())
+    sink.snapshot(Load(kv_total=4, kv_granule=1, cache={"nodes": 1}).figures())
     sink.request_finished(RECORD)
     text = sink.page()[1].decode()
     shown = {(m[1], m[2]) for m in re.finditer(r"^# TYPE (\S+) (\S+)$", text, re.M)}

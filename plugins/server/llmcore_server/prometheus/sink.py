@@ -35,6 +35,9 @@ class PrometheusSink:
         self._gauges = {f: Gauge(PREFIX + n, text, registry=registry) for n, (f, text) in tables.GAUGES.items()}
         self._totals = {f: Counter(PREFIX + n, text, registry=registry) for n, (f, text) in tables.TOTALS.items()}
         self._cache = Gauge(PREFIX + tables.CACHE, tables.CACHE_HELP, ["figure"], registry=registry)
+        self._cache_config = Gauge(
+            PREFIX + tables.CACHE_CONFIG, tables.CACHE_CONFIG_HELP, tables.CACHE_CONFIG_LABELS, registry=registry
+        )
         self._before: dict[str, float] = {}
         self._server = _Server()
         registry.register(self._server)
@@ -59,6 +62,9 @@ class PrometheusSink:
         for field, counter in self._totals.items():
             counter.inc(max(0.0, values[field] - self._before.get(field, 0.0)))
             self._before[field] = values[field]
+        if granule := values["kv_granule"]:
+            self._cache_config.clear()  # an engine that takes the place of another may have more or fewer slots
+            self._cache_config.labels(int(granule), int(values["kv_total"] / granule)).set(1)
         for field in (name for name in values if name.startswith(_CACHE)):
             self._cache.labels(field.removeprefix(_CACHE)).set(values[field])
 

@@ -70,10 +70,11 @@ GAUGES = {
     "kv_cached": ("kv_cached", "KV slots that only the prefix cache holds, in tokens."),
     "kv_free": ("kv_free", "KV slots that nobody holds, in tokens."),
     "kv_total": ("kv_total", "All KV slots, in tokens."),
+    "kv_usage": ("kv_usage", "Share of KV slots that requests hold, from 0 to 1."),
     "graphs_captured": ("graphs", "Steps that are captured and replayed as a whole."),
     "engine_figures_timestamp_seconds": ("taken", "When the engine took its figures, as Unix time."),
 }
-"""Name -> (field of bridge.Load, help)."""
+"""Name -> (figure of bridge.Load, help)."""
 
 TOTALS = {
     "engine_steps": ("steps", "Steps the engine has finished."),
@@ -86,6 +87,11 @@ TOTALS = {
     "aborts": ("aborts", "Requests the engine ended because their client left."),
 }
 """Name -> (field of bridge.Load that only grows, help)."""
+
+CACHE_CONFIG = "cache_config_info"
+CACHE_CONFIG_HELP = "The KV cache: tokens of a block, and blocks. The value is 1."
+CACHE_CONFIG_LABELS = ("block_size", "num_gpu_blocks")
+"""Their names are vLLM's, which endpoint pickers look for."""
 
 CACHE = "prefix_cache"
 CACHE_HELP = "What the prefix cache says of itself, by name."
@@ -104,6 +110,7 @@ def metrics() -> Iterator[Metric]:
     """All of them, by name without the prefix."""
     for name, (_, text) in GAUGES.items():
         yield Metric(f"{PREFIX}{name}", "gauge", (), text)
+    yield Metric(f"{PREFIX}{CACHE_CONFIG}", "gauge", CACHE_CONFIG_LABELS, CACHE_CONFIG_HELP)
     yield Metric(f"{PREFIX}{CACHE}", "gauge", ("figure",), CACHE_HELP)
     for name, text in COUNTERS.items():
         yield Metric(f"{PREFIX}{name}_total", "counter", (), text)

@@ -49,7 +49,8 @@ def dequantize(  # type: ignore[no-untyped-def]
         marks = marks_at(scale, tl.program_id(0), block, part, outputs, inputs,
                          BLOCK_N, WORDS, PARTS, GROUP_SIZE, False)  # fmt: skip
         z, _, s, _ = as_operands(marks, GROUP_SIZE, ZEROS, SCALE, tl.float32)
-        found = numbers(held, z[:, None] if GROUP_SIZE > 0 else z, part, CODES, KIND, ZEROS).to(tl.float32) * s[:, None]
+        zero = z[:, None] if GROUP_SIZE > 0 else z
+        found = numbers(held, zero, part, CODES, KIND, ZEROS).to(tl.float32) * s[:, None]
         at = (block * PARTS + part) * WORDS + columns
         tl.store(out + row * inputs + at[None, :], found.to(KIND), mask=inside & (at < inputs)[None, :])
 

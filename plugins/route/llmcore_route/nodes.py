@@ -12,6 +12,7 @@ from typing import Any
 
 from llmcore.api import RequestError
 from llmcore.api.balancing import Arrival, Balancer, Candidate
+from llmcore.fleet.hits import Hits
 
 from llmcore_route.addresses import Place
 from llmcore_route.prompts import Wish
@@ -76,7 +77,7 @@ class Node:
             "ready": self.up,
         }
 
-    def candidate(self, usual_speed: float) -> Candidate:
+    def candidate(self, usual_speed: float, hit: int) -> Candidate:
         """The node for a balancer. Requests sent from here count at once, others when the node tells of them."""
         requests, waiting = self.others
         live, total = self.kv
@@ -86,6 +87,7 @@ class Node:
             requests=self.requests + requests,
             kv_live=live,
             kv_total=total,
+            hit=hit,
             speed=1.0 if self.speed is None else self.speed / usual_speed,
             latency=sum(self.latencies) / len(self.latencies) if self.latencies else 0.0,
         )
@@ -124,6 +126,7 @@ class Nodes:
     def __init__(self, balancer: Balancer) -> None:
         self._balancer = balancer
         self._nodes: dict[str, Node] = {}
+        self._hits = Hits()
         self._lock = threading.Lock()
 
     def add(self, node: Node) -> Node:
@@ -138,6 +141,7 @@ class Nodes:
         """Send nothing more to a node; requests there go on. False if there is none with this URL."""
         with self._lock:
             node = self._nodes.pop(url, None)
+            self._hits.lost(url)
         if node is None:
             return False
         node.removed.set()
@@ -175,8 +179,10 @@ class Nodes:
             ready = [node for node in able if node.up and node not in without]
             if not ready:
                 raise none_ready(wish.model)
-            node = ready[self._chosen(wish.arrival, ready)]
-            return Stay(node, wish.arrival.tokens, self._lock)
+            hits = self._hits.found(wish.chunks)
+            node = ready[self._chosen(wish.arrival, ready, hits)]
+            self._hits.sent(node.url, wish.chunks)
+            return Stay(node, max(0, wish.arrival.tokens - hits.get(node.url, 0)), self._lock)
 
     def succeeded(self, node: Node, load: Mapping[str, float] | None = None) -> None:
         """A node has answered as a healthy one does. `load`: the figures of an llmcore server."""
@@ -198,15 +204,17 @@ class Nodes:
             before = node.up
             node.failures, node.up = verdict()
             after = node.up
+            if before and not after:  # whatever comes back there begins with an empty cache
+                self._hits.lost(node.url)
         if after and not before:
             logger.info("node %s is up", node.url)
         elif before and not after:
             logger.warning("node %s is out: %s", node.url, why)
 
-    def _chosen(self, arrival: Arrival, ready: list[Node]) -> int:
+    def _chosen(self, arrival: Arrival, ready: list[Node], hits: Mapping[str, int]) -> int:
         declared = [node.speed for node in ready if node.speed is not None]
         usual = sum(declared) / len(declared) if declared else 1.0
-        return self._balancer.choose(arrival, [node.candidate(usual) for node in ready])
+        return self._balancer.choose(arrival, [node.candidate(usual, hits.get(node.url, 0)) for node in ready])
 
     def _unknown(self, wish: Wish) -> RequestError:
         known = sorted({name for node in self._nodes.values() for name in node.models})

@@ -9,14 +9,20 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import orjson
 from llmcore.api.balancing import Arrival
+from llmcore.fleet.hits import chunks_of
+from numpy.typing import NDArray
 
 TOKEN_BYTES = 4
 """Bytes of text that count as one token."""
 
-KEY_BYTES = 256 * TOKEN_BYTES
-"""Bytes of a prompt's beginning by which requests are alike."""
+KEY_TOKENS = 256
+"""Tokens of a prompt's beginning by which requests are alike."""
+
+CHUNKED_TOKENS = 1 << 18
+"""Tokens of a prompt's beginning that the router remembers. Longer beginnings are rare, and take time and memory."""
 
 PROMPTS = ("tools", "system", "instructions", "messages", "prompt", "inputs", "input", "text")
 """Fields that hold parts of a prompt, in the order in which templates write them."""
@@ -24,43 +30,44 @@ PROMPTS = ("tools", "system", "instructions", "messages", "prompt", "inputs", "i
 
 @dataclass(frozen=True)
 class Wish:
-    """A request as the choice of a node sees it. `model`: None where it names none."""
+    """A request as the choice of a node sees it. `model`: None where it names none. `chunks`: those of its prompt, as
+    llmcore.fleet.hits numbers them."""
 
     model: str | None
     arrival: Arrival
+    chunks: tuple[int, ...] = ()
 
 
 NO_BODY = Wish(None, Arrival(tokens=0, key=0))
 
 
 def wish_of(body: bytes) -> Wish:
-    """The wish in a body. A body that is not a JSON object names no model, and counts with all its bytes."""
+    """The wish in a body. One that is not a JSON object names no model, and all its bytes count."""
+    if not body:
+        return NO_BODY
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
         fields = None
     if not isinstance(fields, dict):
-        return Wish(None, _arrival(body)) if body else NO_BODY
+        return _wish(None, _packed(body))
+    parts = [_ids(fields[name]) for name in PROMPTS if fields.get(name) is not None]
     model = fields.get("model")
-    parts = [fields[name] for name in PROMPTS if fields.get(name) is not None]
-    text = b"\n".join(map(_bytes, parts))
-    tokens = sum(_tokens(part) for part in parts)
-    return Wish(model if isinstance(model, str) else None, Arrival(tokens=tokens, key=_key(text)))
+    return _wish(model if isinstance(model, str) else None, np.concatenate(parts) if parts else _packed(b""))
 
 
-def _bytes(part: Any) -> bytes:
-    return part.encode() if isinstance(part, str) else orjson.dumps(part)
+def _wish(model: str | None, ids: NDArray[np.int32]) -> Wish:
+    salt = (model or "").encode()
+    key = blake2b(ids[:KEY_TOKENS].tobytes(), digest_size=8, key=salt[:64]).digest()
+    return Wish(model, Arrival(tokens=len(ids), key=int.from_bytes(key)), tuple(chunks_of(ids[:CHUNKED_TOKENS], salt)))
 
 
-def _tokens(part: Any) -> int:
+def _ids(part: Any) -> NDArray[np.int32]:
+    """Token ids as they are, anything else as text."""
     if isinstance(part, list) and part and all(isinstance(one, int) for one in part):
-        return len(part)  # token ids
-    return -(-len(_bytes(part)) // TOKEN_BYTES)
+        return np.array([one & 0x7FFFFFFF for one in part], np.int32)
+    return _packed(part.encode() if isinstance(part, str) else orjson.dumps(part))
 
 
-def _arrival(text: bytes) -> Arrival:
-    return Arrival(tokens=-(-len(text) // TOKEN_BYTES), key=_key(text))
-
-
-def _key(text: bytes) -> int:
-    return int.from_bytes(blake2b(text[:KEY_BYTES], digest_size=8).digest()) if text else 0
+def _packed(text: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(text + bytes(-len(text) % TOKEN_BYTES), "<i4").astype(np.int32)

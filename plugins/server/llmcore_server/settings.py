@@ -228,7 +228,7 @@ class Push:
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """A proxy that sends requests here: `llmcore route`, or LMDeploy's."""
+    """Registration at a proxy, `llmcore route` or another."""
 
     proxy_url: str | None = option(
         None, "URL of the proxy at which to register once ready, and to deregister before the end."

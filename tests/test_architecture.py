@@ -22,7 +22,7 @@ RANKS = (
     ("registry",),
     ("ops",),
     ("layers",),
-    ("weights", "kv", "sched", "text"),
+    ("weights", "kv", "sched", "text", "fleet"),
     ("engine",),
     ("cli",),
 )
@@ -30,7 +30,7 @@ RANKS = (
 
 REGISTRY = RANKS.index(("registry",))
 
-FACADES = ("api", "api.text", "api.sched", "api.engine", "api.cli", "api.child_pool")
+FACADES = ("api", "api.balancing", "api.text", "api.sched", "api.engine", "api.cli", "api.child_pool")
 """The modules of `api` that plugins import. They show names of other rooms."""
 
 SHOWN = ("text", "sched", "kv", "engine", "weights", "cli")
@@ -44,7 +44,7 @@ DIALECTS = ("openai", "lightllm", "tgi", "responses", "messages", "ollama")
 TORCH_FREE = ("api", "config", "registry", "weights.map", "sched", "text", "cli", "engine.memory")
 """`api.engine` alone brings torch."""
 
-SERVER_TORCH_FREE = ("http", "supervisor", "api", "messages", "serve", "plugin", "prometheus", "status")
+SERVER_TORCH_FREE = ("http", "supervisor", "api", "listening", "messages", "serve", "plugin", "prometheus", "status")
 
 
 def imports(file: Path, package: str | None = None) -> Iterator[tuple[int, str]]:
@@ -96,7 +96,8 @@ def _is(name: str, among: tuple[str, ...]) -> bool:
 
 def public(name: str, file: Path = ROOT) -> bool:
     """Whether built-ins and plugins may import a module of core. A folder `ops` has the modules of a plugin's ops."""
-    return name in ("", *FACADES) or top(name) == "layers" or (top(name) == "ops" and file.parent.name == "ops")
+    rooms = ("layers", "fleet", "ops") if file.parent.name == "ops" else ("layers", "fleet")
+    return name in ("", *FACADES) or top(name) in rooms
 
 
 def test_imports_point_one_way() -> None:
@@ -139,6 +140,13 @@ def test_plugins_import_public_modules_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+SERVERS_API = {
+    **dict.fromkeys(DIALECTS, ("llmcore_server.api", "llmcore_server.settings")),
+    "route": ("llmcore_server.listening",),
+}
+"""What a plugin may import of the server."""
+
+
 def test_plugins_import_no_other_but_the_servers_api() -> None:
     """Devtools join everything, and tests alone import them."""
     wrong = []
@@ -148,7 +156,7 @@ def test_plugins_import_no_other_but_the_servers_api() -> None:
             package = top(module)
             if not package.startswith("llmcore_") or mine in ("", "devtools") or package == f"llmcore_{mine}":
                 continue
-            if not (mine in DIALECTS and module in ("llmcore_server.api", "llmcore_server.settings")):
+            if module not in SERVERS_API.get(mine, ()):
                 wrong.append(f"{file.relative_to(ROOT)}:{line} imports {module}")
     assert not wrong, "\n".join(wrong)
 
@@ -222,7 +230,7 @@ def test_listed_packages_import_no_torch() -> None:
     names = [f"llmcore.{name}" for name in MODULES if _is(name, TORCH_FREE) and name != "api.engine"]
     server = PACKAGES["llmcore_server"]
     names += [name for name in server if _is(name.partition(".")[2], SERVER_TORCH_FREE)]
-    names += [name for dialect in DIALECTS for name in PACKAGES[f"llmcore_{dialect}"]]
+    names += [name for plugin in SERVERS_API for name in PACKAGES[f"llmcore_{plugin}"]]
     result = blocked(f"import importlib\nfor name in {names!r}: importlib.import_module(name)")
     assert result.returncode == 0, result.stderr[-2000:]
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from llmcore.api.specs import (
         API_VERSION,
         TOKEN_BUCKETS,
+        BalancerSpec,
         CommandSpec,
         DeviceInfo,
         DeviceSpec,
@@ -94,6 +95,7 @@ __all__ = [
     "AttnLimits",
     "AttnRows",
     "AttnSpec",
+    "BalancerSpec",
     "BiasProcessor",
     "Bridge",
     "Checkpoint",

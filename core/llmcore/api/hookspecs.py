@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmcore.api.processors import LogitsProcessorSpec
     from llmcore.api.protocols import RequestRecord
     from llmcore.api.specs import (
+        BalancerSpec,
         CommandSpec,
         DeviceSpec,
         DialectSpec,
@@ -114,6 +115,16 @@ def register_length_estimators() -> Iterable[LengthEstimatorSpec]:  # type: igno
     Called: once per process at start-up; `make` once per engine.
     Returns: LengthEstimatorSpecs.
     Chosen by: `--length_estimator`.
+    """
+
+
+@hookspec
+def register_balancers() -> Iterable[BalancerSpec]:  # type: ignore[empty-body]
+    """Balancers: they choose one of several servers for a request.
+
+    Called: once per process at start-up; `make` once per router.
+    Returns: BalancerSpecs.
+    Chosen by: `--routing_strategy` of `llmcore route`.
     """
 
 

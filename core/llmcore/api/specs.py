@@ -221,6 +221,13 @@ class LengthEstimatorSpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BalancerSpec(Spec):
+    """A balancer. `make`: (random.Random) -> api.balancing.Balancer."""
+
+    make: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
 class KVLayoutSpec(Spec):
     """A KV layout. `make`: (KVGroupSpec, granule, dtype) -> layers.layout.Layout.
 

@@ -97,7 +97,6 @@ ABSENT: tuple[Absent, ...] = (
     _absent("cache_capacity", _TEXT_ONLY),
     _absent("cache_reserved_ratio", _TEXT_ONLY),
     _absent("vision_max_batch_size", _TEXT_ONLY),
-    _absent("proxy_url", "a server registers nowhere; put a reverse proxy in front of it"),
     _absent("revision", _LOCAL),
     _absent("download_dir", _LOCAL),
     _absent("adapters", "LoRA adapters are not applied; merge them into the weights", multiple=True),

@@ -22,6 +22,7 @@ from typing import Any
 from llmcore import __version__
 from llmcore.api.errors import ConfigError, PluginError, did_you_mean, message_of, reraise_if_stopping, text_of
 from llmcore.api.specs import (
+    BalancerSpec,
     ImportString,
     KVManagerSpec,
     LengthEstimatorSpec,
@@ -35,7 +36,7 @@ from llmcore.registry.registry import KIND_NAMES, Failure, Registry, fix_for
 
 log = logging.getLogger("llmcore.registry.loader")
 
-Made = KVManagerSpec | LengthEstimatorSpec | MetricSinkSpec | SchedulerSpec
+Made = BalancerSpec | KVManagerSpec | LengthEstimatorSpec | MetricSinkSpec | SchedulerSpec
 
 GROUP = "llmcore"
 """Entry-point group of plugins."""
@@ -46,6 +47,7 @@ EXTRAS = ("server", "devtools")
 """Extras of llmcore-engine whose distributions stay selected under `--plugins`, like built-ins."""
 
 BUILTINS: Mapping[str, str] = {
+    "balancers": "llmcore.builtin.balancers",
     "commands": "llmcore.builtin.commands",
     "devices": "llmcore.builtin.devices",
     "estimators": "llmcore.builtin.estimators",

@@ -50,6 +50,7 @@ CONTRIBUTIONS: Mapping[str, type[Spec]] = {
     "register_devices": specs.DeviceSpec,
     "register_schedulers": specs.SchedulerSpec,
     "register_length_estimators": specs.LengthEstimatorSpec,
+    "register_balancers": specs.BalancerSpec,
     "register_kv_layouts": specs.KVLayoutSpec,
     "register_kv_managers": specs.KVManagerSpec,
     "register_model_sources": specs.ModelSourceSpec,

@@ -39,7 +39,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "register_kv_layouts",
         "register_quant_methods",
     ),
-    "scheduling": ("register_schedulers", "register_length_estimators", "register_kv_managers"),
+    "scheduling": ("register_schedulers", "register_length_estimators", "register_balancers", "register_kv_managers"),
     "observing": ("build_layer", "on_startup", "on_model_built", "on_request_finished", "on_shutdown"),
 }
 

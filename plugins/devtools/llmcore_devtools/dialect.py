@@ -195,6 +195,10 @@ class FakeTransport:
         """Transport."""
         self.ended = True
 
+    def send_break(self) -> None:
+        """Transport."""
+        self.ended = True
+
     def send_whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
         """Transport."""
         self.sent, self.ended, self.status = body, True, status

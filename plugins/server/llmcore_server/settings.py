@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from llmcore.api import Config, ConfigError, Origins, option, without_effect
 
@@ -226,6 +227,36 @@ class Push:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Registration:
+    """Registration at a proxy, `llmcore route` or another."""
+
+    proxy_url: str | None = option(
+        None, "URL of the proxy at which to register once ready, and to deregister before the end."
+    )
+    proxy_key: str | None = option(
+        None, "The proxy's admin key. Keep it out of the command line: use LLMCORE_PROXY_KEY.", secret=True
+    )
+    node_url: str | None = option(
+        None,
+        "URL under which the proxy reaches this server (default: --host, or the address from which this machine "
+        "reaches the proxy, with --port).",
+    )
+
+    def check(self, config: Config, origins: Origins) -> Iterator[str]:
+        """Yields warnings. Raises ConfigError for a URL or a key that cannot work. URLs are not shown, because a
+        password may be in one."""
+        for name in ("proxy_url", "node_url"):
+            given = getattr(self, name)
+            if given is not None and not _plain_url(given):
+                raise ConfigError(f"{origins[name]}: write http://HOST:PORT, without a user, query or fragment.")
+        key = self.proxy_key
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise ConfigError(f"{origins['proxy_key']} is a key that no header can carry; use ASCII without spaces.")
+        if self.proxy_url is None:
+            yield from without_effect(origins, ("proxy_key", "node_url"), "proxy_url names no proxy")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prompts:
     """Changes to prompts before they reach the engine."""
 
@@ -263,8 +294,18 @@ class Logging:
             yield from without_effect(origins, ("max_log_len",), "prompts are logged with log_level DEBUG only")
 
 
-SECTIONS = (Server, Access, Admission, Push, Prompts, Logging)
+SECTIONS = (Server, Access, Admission, Push, Registration, Prompts, Logging)
 """In the order of `llmcore serve --help`."""
+
+
+def _plain_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # an open bracket, an invalid port
+        return False
+    plain = url.isascii() and url.isprintable() and " " not in url and "@" not in parts.netloc
+    return bool(plain and host and parts.scheme in ("http", "https") and not parts.query and not parts.fragment)
 
 
 def is_loopback(host: str) -> bool:

@@ -31,6 +31,9 @@ class Transport(Protocol):
     def send_end(self) -> None:
         """The end of the stream."""
 
+    def send_break(self) -> None:
+        """Close the connection in the middle of the stream, so that the client sees that it has no end."""
+
     def send_whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
         """A whole answer."""
 
@@ -51,7 +54,7 @@ class Detach(BaseException):
 
 
 class Reply:
-    """Either `stream` any number of times and `end`, or `respond` or `respond_in_pieces` once.
+    """Either `stream` any number of times and `end` or `break_off`, or `respond` or `respond_in_pieces` once.
 
     `sent`: when the last piece of a stream was (time.monotonic()), 0.0 before the first. `terms`: whose request it
     answers, and for how long. `why_closed`: a key of `counters.CAUSES`, for when it closes.
@@ -121,6 +124,10 @@ class Reply:
     def end(self) -> None:
         """End the stream; the connection closes when all is sent."""
         self._do("done", ("new", "streaming"), self._transport.send_end)
+
+    def break_off(self) -> None:
+        """Close the connection of a stream whose end is lost. The client must not take a part for the whole."""
+        self._do("done", ("streaming",), self._transport.send_break)
 
     def respond(
         self,

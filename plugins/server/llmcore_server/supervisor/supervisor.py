@@ -21,13 +21,15 @@ from llmcore.registry.registry import Registry
 
 from llmcore_server.child import FROM_OUTSIDE, STOP
 from llmcore_server.messages import Shutdown
-from llmcore_server.settings import Push, Server
+from llmcore_server.server_status import model_names
+from llmcore_server.settings import Push, Registration, Server
 from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.engine import Engine
 from llmcore_server.supervisor.fetching import Fetching
 from llmcore_server.supervisor.figures import Sinks
 from llmcore_server.supervisor.mail import GONE, Mail, Notices
 from llmcore_server.supervisor.processes import Processes
+from llmcore_server.supervisor.registration import Registered
 from llmcore_server.supervisor.restart import BackOff
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.status import STARTING, Pace, Status
@@ -150,6 +152,7 @@ class Supervisor:
         self._engines = self._processes.engines
         self._status = Status(config, sinks, self._processes, pace)
         self._mail = Mail(self._context, spawner.control, self._processes, self._status, notices)
+        self._registered = Registered(config.section(Registration), self._server.host)
         self._backoff = BackOff(self._server.restart_pause, self._server.restart_limit)
 
     def run(self) -> int:
@@ -195,6 +198,7 @@ class Supervisor:
             return False
         self._status.not_ready = ""
         self._status.publish(self._engines[0].load)
+        self._registered.begin(processes.entrance.url, model_names(self._config))
         self._notices.ready(processes.entrance.url, msgspec.structs.replace(self._facts, report=report))
         return True
 
@@ -338,6 +342,7 @@ class Supervisor:
         serving = [engine for engine in engines if engine.facts is not None]
         served = all(engine.alive for engine in serving)
         self._status.publish(engines[0].load)
+        self._registered.end()
         workers.tell(Shutdown(grace))
         starting, began = self._processes.starting(), time.monotonic()
         for child in starting:  # they read no messages yet

@@ -493,7 +493,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         except BaseException as error:
             reraise_if_stopping(error)
             logger.exception("an answer breaks off, and its connection is reset")
-            self._reset_when_closed()
+            self.reset_when_closed()
             self.handle_close()
             return
         if piece is None:
@@ -514,11 +514,11 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if self._reply is not None:
             self._reply.why_closed = "slow_client"
         self.will_close = True
-        self._reset_when_closed()
+        self.reset_when_closed()
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def _reset_when_closed(self) -> None:
+    def reset_when_closed(self) -> None:
         """The client must not take a part of an answer for the whole."""
         with contextlib.suppress(OSError):  # the client may have closed it at this moment
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -79,7 +79,8 @@ def _date(second: int) -> bytes:
 
 
 _TASK = "llmcore.task"
-_EVENTS = "text/event-stream; charset=utf-8"
+_EVENT_STREAM = "text/event-stream"
+_EVENTS = f"{_EVENT_STREAM}; charset=utf-8"
 _SSE_HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -227,6 +228,13 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         head = b"" if self.wrote_header else self._stream_header()
         self.channel.finish(self, lambda _: head + (b"0\r\n\r\n" if self.chunked_response else b""), close=True)
 
+    def send_break(self) -> None:
+        """Hand the channel back, to be closed without the last chunk. HTTP/1.0 has no chunks: its client gets a
+        reset."""
+        if not self.chunked_response:
+            self.channel.reset_when_closed()
+        self.channel.finish(self, lambda _: b"", close=True)
+
     def send_whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
         """Send header and body and hand the channel back; it closes if the client asked or sent more meanwhile."""
 
@@ -250,7 +258,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
 
         In a stream of events that is a comment, in one of JSON a space.
         """
-        ignored = b":\n\n" if self.stream_type == _EVENTS else b" "
+        ignored = b":\n\n" if self.stream_type.startswith(_EVENT_STREAM) else b" "
         self.channel.post(self._frame(ignored) if self.wrote_header else _CONTINUE)
 
     def build_response_header(self) -> bytes:

@@ -1,0 +1,137 @@
+"""Balancers: the default, which adds one cost in tokens, and rules of other servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from zlib import crc32
+
+from llmcore.api import BalancerSpec, hookimpl
+from llmcore.api.balancing import Arrival, Candidate
+
+KV_WEIGHT = 0.05
+"""Tokens of prompt that take as long as the slower steps that one token in KV causes (`benchmarks/fleet.py`)."""
+
+FEW = 64
+"""The most candidates of which all are compared."""
+
+SAMPLE = 4
+"""Candidates without a hit that are compared if there are more."""
+
+
+class Cost:
+    """The least work before the first token: prompts that wait, the uncached part of this one, and KV in use.
+
+    Requests that begin alike go to the same of several equal places. Among many places, it compares those with a hit
+    and a few others at random.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
+        """See Balancer."""
+        among: Iterable[int] = range(len(candidates))
+        if len(candidates) > FEW:
+            hits = [index for index, candidate in enumerate(candidates) if candidate.hit]
+            among = {*hits, *(self._random.randrange(len(candidates)) for _ in range(SAMPLE))}
+
+        def cost(index: int) -> tuple[float, int]:
+            place = candidates[index]
+            tokens = place.waiting + arrival.tokens - place.hit + KV_WEIGHT * place.kv_live
+            return tokens / place.speed, crc32(place.name.encode(), arrival.key & 0xFFFFFFFF)
+
+        return min(among, key=cost)
+
+
+class RoundRobin:
+    """One place after the other."""
+
+    def __init__(self, random: Random) -> None:
+        self._next = random.randrange(1 << 16)
+
+    def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
+        """See Balancer."""
+        self._next += 1
+        return self._next % len(candidates)
+
+
+class LeastRequests:
+    """The fewest requests that wait or run there; at random among equals."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
+        """See Balancer."""
+        return min(range(len(candidates)), key=lambda index: (candidates[index].requests, self._random.random()))
+
+
+class PrefixOrLeast:
+    """The longest hit, unless it is short or the places' requests differ much: then the fewest requests."""
+
+    SHORT = 0.3
+    """The share of the prompt above which a hit counts."""
+    APART, TIMES = 64, 1.5
+    """Requests by which the fullest place may exceed the emptiest: in number, and as a ratio."""
+
+    def __init__(self, random: Random) -> None:
+        self._least = LeastRequests(random)
+
+    def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
+        """See Balancer."""
+        counts = [candidate.requests for candidate in candidates]
+        best = max(range(len(candidates)), key=lambda index: candidates[index].hit)
+        uneven = max(counts) - min(counts) > self.APART and max(counts) > self.TIMES * min(counts)
+        if uneven or candidates[best].hit <= self.SHORT * arrival.tokens:
+            return self._least.choose(arrival, candidates)
+        return best
+
+
+class BySpeed:
+    """At random: a place that is twice as fast gets twice as many requests."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
+        """See Balancer."""
+        (index,) = self._random.choices(range(len(candidates)), [candidate.speed for candidate in candidates])
+        return index
+
+
+class BetterOfTwo:
+    """The better of two random places. The best of all would get every request until its figures change."""
+
+    def __init__(self, random: Random, measure: Callable[[Candidate], float]) -> None:
+        self._random, self._measure = random, measure
+
+    def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
+        """See Balancer."""
+        two = self._random.sample(range(len(candidates)), min(2, len(candidates)))
+        return min(two, key=lambda index: self._measure(candidates[index]))
+
+
+def least_expected(random: Random) -> BetterOfTwo:
+    """By requests and speed."""
+    return BetterOfTwo(random, lambda place: place.requests / place.speed)
+
+
+def least_observed(random: Random) -> BetterOfTwo:
+    """By the time that answers took."""
+    return BetterOfTwo(random, lambda place: place.latency)
+
+
+@hookimpl
+def register_balancers() -> Iterable[BalancerSpec]:
+    """The default, and LMDeploy's three names beside rules of vLLM and SGLang."""
+    for name, make, text in (
+        ("cost", "Cost", "least work before the first token"),
+        ("round_robin", "RoundRobin", "one place after the other"),
+        ("least_requests", "LeastRequests", "fewest requests"),
+        ("prefix_or_least", "PrefixOrLeast", "longest cached prefix, or fewest requests"),
+        ("random", "BySpeed", "at random, by speed"),
+        ("min_expected_latency", "least_expected", "better of two by requests and speed"),
+        ("min_observed_latency", "least_observed", "better of two by the time of past answers"),
+    ):
+        yield BalancerSpec(name=name, make=f"{__name__}:{make}", summary=text)

@@ -1,0 +1,1 @@
+"""Several engines or servers behind one door. No torch."""

@@ -1,0 +1,233 @@
+"""The nodes: what each one serves, how it does, and which one gets a request."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmcore.api import RequestError
+from llmcore.api.balancing import Arrival, Balancer, Candidate
+from llmcore.fleet.hits import Hits
+
+from llmcore_route.addresses import Place
+from llmcore_route.prompts import Wish
+
+logger = logging.getLogger(__name__)
+
+LATENCIES = 15
+"""The last answers whose seconds count, as in LMDeploy."""
+
+FAILURES = 2
+"""Failures in a row that take a node out. One success takes it in."""
+
+RETRY_SECONDS = 2
+"""Seconds after which a client may try again where no node is up."""
+
+FIGURES = ("running", "waiting", "waiting_tokens", "kv_live", "kv_total")
+"""The figures of `llmcore.api.Load` that count here."""
+
+HYBRID = 1
+"""LMDeploy's role of a node that both reads prompts and answers."""
+
+LATEST = ":latest"
+"""Ollama's clients add it to names."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A server. Only `Nodes` changes it.
+
+    `requests`, `waiting`: the requests that are there from here, and the tokens of those of their prompts that it has
+    still to compute. `others`: the same two numbers of what others have sent there, as far as it tells.
+    """
+
+    url: str
+    place: Place
+    models: tuple[str, ...]
+    speed: float | None = None
+    up: bool = False
+    failures: int = 0
+    requests: int = 0
+    waiting: int = 0
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES))
+    others: tuple[int, int] = (0, 0)
+    kv: tuple[int, int] = (0, 0)
+    """Live and all tokens of its KV cache."""
+    added: float = field(default_factory=time.time)
+    removed: threading.Event = field(default_factory=threading.Event)
+    checked: threading.Event = field(default_factory=threading.Event)
+
+    def serves(self, model: str | None) -> bool:
+        """True if the node has the model; any node serves a request that names none."""
+        return model is None or model in self.models or model.removesuffix(LATEST) in self.models
+
+    def status(self) -> dict[str, Any]:
+        """LMDeploy's Status, and whether the node gets requests."""
+        return {
+            "role": HYBRID,
+            "models": list(self.models),
+            "unfinished": self.requests,
+            "latency": [round(seconds, 6) for seconds in self.latencies],
+            "speed": self.speed,
+            "ready": self.up,
+        }
+
+    def candidate(self, usual_speed: float, hit: int) -> Candidate:
+        """The node for a balancer. Requests sent from here count at once, others when the node tells of them."""
+        requests, waiting = self.others
+        live, total = self.kv
+        return Candidate(
+            name=self.url,
+            waiting=self.waiting + waiting,
+            requests=self.requests + requests,
+            kv_live=live,
+            kv_total=total,
+            hit=hit,
+            speed=1.0 if self.speed is None else self.speed / usual_speed,
+            latency=sum(self.latencies) / len(self.latencies) if self.latencies else 0.0,
+        )
+
+
+class Stay:
+    """A request's time at a node. One thread uses it. It is made while `lock` is held."""
+
+    def __init__(self, node: Node, tokens: int, lock: threading.Lock) -> None:
+        self.node = node
+        self._tokens = tokens
+        self._lock = lock
+        self._began = time.monotonic()
+        node.requests += 1
+        node.waiting += tokens
+
+    def answered(self) -> None:
+        """The node's first bytes are here, so it has computed the prompt."""
+        with self._lock:
+            self.node.waiting -= self._tokens
+            self._tokens = 0
+
+    def leave(self, *, whole: bool) -> None:
+        """The request is over. `whole`: it was answered to its end, so its time says something of the node."""
+        with self._lock:
+            self.node.waiting -= self._tokens
+            self._tokens = 0
+            self.node.requests -= 1
+            if whole:
+                self.node.latencies.append(time.monotonic() - self._began)
+
+
+class Nodes:
+    """All nodes, for any thread. No call blocks. `balancer` chooses, under the lock."""
+
+    def __init__(self, balancer: Balancer) -> None:
+        self._balancer = balancer
+        self._nodes: dict[str, Node] = {}
+        self._hits = Hits()
+        self._lock = threading.Lock()
+
+    def add(self, node: Node) -> Node:
+        """Add a node, or change what is known of the one with its URL. The node that counts from now on."""
+        with self._lock:
+            known = self._nodes.setdefault(node.url, node)
+            known.models, known.speed = node.models, node.speed
+        logger.info("node %s serves %s", node.url, ", ".join(node.models))
+        return known
+
+    def remove(self, url: str) -> bool:
+        """Send nothing more to a node; requests there go on. False if there is none with this URL."""
+        with self._lock:
+            node = self._nodes.pop(url, None)
+            self._hits.lost(url)
+        if node is None:
+            return False
+        node.removed.set()
+        logger.info("node %s is removed", url)
+        return True
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """URL -> LMDeploy's Status."""
+        with self._lock:
+            return {url: node.status() for url, node in self._nodes.items()}
+
+    def models(self) -> dict[str, int]:
+        """Every model, in the order of their names -> the second since 1970 in which its first node was added."""
+        with self._lock:
+            nodes = list(self._nodes.values())
+        found: dict[str, int] = {}
+        for node in nodes:
+            for name in node.models:
+                found[name] = min(int(node.added), found.get(name, int(node.added)))
+        return dict(sorted(found.items()))
+
+    @property
+    def ready(self) -> bool:
+        """True if a node is up."""
+        with self._lock:
+            return any(node.up for node in self._nodes.values())
+
+    def take(self, wish: Wish, without: Collection[Node] = ()) -> Stay:
+        """A place for a request, at none of `without`. Raises RequestError: 404 if no node has the model, 503 if none
+        of those that have it is up."""
+        with self._lock:
+            able = [node for node in self._nodes.values() if node.serves(wish.model)]
+            if self._nodes and not able:
+                raise self._unknown(wish)
+            ready = [node for node in able if node.up and node not in without]
+            if not ready:
+                raise none_ready(wish.model)
+            hits = self._hits.found(wish.chunks)
+            node = ready[self._chosen(wish.arrival, ready, hits)]
+            self._hits.sent(node.url, wish.chunks)
+            return Stay(node, max(0, wish.arrival.tokens - hits.get(node.url, 0)), self._lock)
+
+    def succeeded(self, node: Node, load: Mapping[str, float] | None = None) -> None:
+        """A node has answered as a healthy one does. `load`: the figures of an llmcore server."""
+        self._judge(node, lambda: (0, True))
+        if load is None:
+            return
+        told = {name: int(load.get(name, 0)) for name in FIGURES}
+        with self._lock:
+            requests = told["running"] + told["waiting"] - node.requests
+            node.others = max(0, requests), max(0, told["waiting_tokens"] - node.waiting)
+            node.kv = told["kv_live"], told["kv_total"]
+
+    def failed(self, node: Node, why: str) -> None:
+        """A node has not."""
+        self._judge(node, lambda: (node.failures + 1, node.up and node.failures + 1 < FAILURES), why)
+
+    def _judge(self, node: Node, verdict: Callable[[], tuple[int, bool]], why: str = "") -> None:
+        with self._lock:
+            before = node.up
+            node.failures, node.up = verdict()
+            after = node.up
+            if before and not after:  # whatever comes back there begins with an empty cache
+                self._hits.lost(node.url)
+        if after and not before:
+            logger.info("node %s is up", node.url)
+        elif before and not after:
+            logger.warning("node %s is out: %s", node.url, why)
+
+    def _chosen(self, arrival: Arrival, ready: list[Node], hits: Mapping[str, int]) -> int:
+        declared = [node.speed for node in ready if node.speed is not None]
+        usual = sum(declared) / len(declared) if declared else 1.0
+        return self._balancer.choose(arrival, [node.candidate(usual, hits.get(node.url, 0)) for node in ready])
+
+    def _unknown(self, wish: Wish) -> RequestError:
+        known = sorted({name for node in self._nodes.values() for name in node.models})
+        return RequestError(
+            f"No node serves the model {str(wish.model)[:100]!a}; there are {', '.join(known)}.",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+
+def none_ready(model: str | None) -> RequestError:
+    """The error where every node that could answer is out."""
+    what = "No node" if model is None else f"No node that serves {model[:100]!a}"
+    text = f"{what} is up; try again, or see GET /nodes/status."
+    return RequestError(text, code="server_overloaded", status=503, retry_after=RETRY_SECONDS)

@@ -9,11 +9,13 @@ from queue import Queue
 from typing import Any
 
 import msgspec
+import torch
 from llmcore.config import Config
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import Engine
 from llmcore.engine.follower import Follower
 from llmcore.engine.leader import Led
+from llmcore.engine.model_runner import ModelRunner
 from llmcore.engine.rank_messages import Answer, Broke, FromRank, RankLost, RankReady, ToRank
 from llmcore.registry.registry import Registry
 
@@ -109,7 +111,7 @@ class ThreadGroup:
                 assert torch.equal(one[: mine.scratch], other[: mine.scratch])
             for group, same in zip(leads.groups, runner.groups, strict=True):
                 for layer, kv in group.kv.items():
-                    for one, other in zip(tensors(kv), tensors(same.kv[layer]), strict=True):
+                    for one, other in zip(kv, same.kv[layer], strict=True):
                         assert torch.equal(one[: group.padding], other[: group.padding])
 
     def join(self) -> None:

@@ -7,11 +7,18 @@ import threading
 
 import zmq
 from llmcore.api.engine import Doing
+from llmcore.registry.devices import best_device
+from llmcore.registry.registry import Registry
 
 from llmcore_server.messages import Beat, Outlet, ToSupervisor
 
 _TOLD_SECONDS = 1.0
 """The longest wait until the thread has told that a capture begins."""
+
+
+def device_name(registry: Registry, kind: str, number: int) -> str:
+    """Device number `number` of the kind that `--device` names, for people: "cuda:1"."""
+    return f"{best_device(registry).name if kind == 'auto' else kind}:{number}"
 
 
 class Beats:

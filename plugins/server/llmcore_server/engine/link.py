@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import zmq
 from llmcore.api.engine import Answer, Broke, FromRank, Led, RankLost, RankReady, ToRank
+from llmcore.registry.registry import Registry
 
-from llmcore_server.engine.beats import Beats
+from llmcore_server.engine.beats import Beats, device_name
 from llmcore_server.messages import EngineLaunch, Mailbox, Outlet
 
 _LOOK_SECONDS = 0.25
@@ -75,12 +76,12 @@ class RankUplink:
 
 
 @contextmanager
-def led(launch: EngineLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Led | None]:
+def led(launch: EngineLaunch, registry: Registry, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Led | None]:
     """The other ranks of rank 0's group, which end in good order with the block; None if it has none."""
     if launch.ranks == 1:
         yield None
         return
-    device = f"{launch.config.model.device}:0"
+    device = device_name(registry, launch.config.model.device, 0)
     beats = Beats(context, launch.name, launch.control, launch.beat_seconds, device)
     link = RankLink(context, launch.mailboxes, launch.answers)
     ranks = Led(link, beats)

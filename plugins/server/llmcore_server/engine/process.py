@@ -69,7 +69,7 @@ class EngineProcess:
     def run(self) -> None:
         """Build the engine, report that it is ready, and serve until told to end."""
         registry = build_registry(self._launch.config)
-        with registry.lifetime(self._launch.config), led(self._launch, self._context) as ranks:
+        with registry.lifetime(self._launch.config), led(self._launch, registry, self._context) as ranks:
             engine = build_engine(self._launch.config, registry, self._progress, ranks)
             # The model's objects live as long as the process; the garbage collector need not visit them.
             gc.collect()

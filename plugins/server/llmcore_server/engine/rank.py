@@ -10,17 +10,17 @@ from llmcore.api.errors import Stopped
 from llmcore.registry.loader import build_registry
 
 from llmcore_server import child
-from llmcore_server.engine.beats import Beats
+from llmcore_server.engine.beats import Beats, device_name
 from llmcore_server.engine.link import RankUplink
 from llmcore_server.messages import RankLaunch
 
 
 def run(launch: RankLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """Follow rank 0 until it ends. Raises RankLost where this rank fails."""
-    device = f"{launch.config.model.device}:{launch.rank}"
+    registry = build_registry(launch.config)
+    device = device_name(registry, launch.config.model.device, launch.rank)
     beats = Beats(context, launch.name, launch.control, launch.beat_seconds, device)
     uplink = RankUplink(context, launch.link, launch.answers)
-    registry = build_registry(launch.config)
     with registry.lifetime(launch.config):
         Follower(launch.rank, uplink, beats).run(launch.config, registry)
     uplink.close()

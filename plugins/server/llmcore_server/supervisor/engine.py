@@ -127,11 +127,10 @@ class Engine:
 
     def _spawn_ranks(self) -> list[Child]:
         """Start all its ranks, or none. Raises OSError and ZMQError."""
-        spawner, grouping, count = self._spawner, self._grouping, self._grouping.ranks
-        seconds = {"beat_seconds": grouping.patience.beat}
-        links = [spawner.directory.address(f"{self.name}.{rank}") for rank in range(1, count)]
+        spawner, grouping = self._spawner, self._grouping
+        names = [f"{self.name}.{rank}" for rank in range(1, grouping.ranks)]
+        links = [spawner.directory.address(name) for name in names]
         answers = spawner.directory.address(f"{self.name}.answers") if links else ""
-        more = {"ranks": count, "mailboxes": tuple(links), "answers": answers, **seconds}
         ranks: list[Child] = []
         try:
             ranks.append(
@@ -141,13 +140,24 @@ class Engine:
                     self.name,
                     mailbox=self.mailbox,
                     report_seconds=self._report_seconds,
-                    **more,
+                    ranks=grouping.ranks,
+                    mailboxes=tuple(links),
+                    answers=answers,
+                    beat_seconds=grouping.patience.beat,
                 )
             )
-            for rank, link in enumerate(links, 1):
-                name = f"{self.name}.{rank}"
-                own = {"rank": rank, "link": link, "answers": answers, **seconds}
-                ranks.append(spawner.spawn(grouping.module, RankLaunch, name, **own))
+            for rank, (name, link) in enumerate(zip(names, links, strict=True), 1):
+                ranks.append(
+                    spawner.spawn(
+                        grouping.module,
+                        RankLaunch,
+                        name,
+                        rank=rank,
+                        link=link,
+                        answers=answers,
+                        beat_seconds=grouping.patience.beat,
+                    )
+                )
         except (OSError, zmq.ZMQError):
             for child in ranks:
                 child.kill()

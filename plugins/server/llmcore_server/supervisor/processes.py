@@ -189,6 +189,15 @@ class Processes:
         end = self.failures.obituary(engine.dead)
         return f"{engine.place}; {end}" if engine.place else f"the engine {end}"
 
+    def startup_error(self, engine: Engine) -> LlmcoreError:
+        """The error that ends a start-up because of this engine, which is dead."""
+        assert engine.dead is not None
+        if not engine.end:
+            return self.failures.startup_error(engine.dead)
+        return StartupError(
+            f"{engine.end}; start the server again, or give --health_monitor, which starts another in its place"
+        )
+
     def _end_group(self, engine: Engine) -> None:
         """Kill the rest of a group of which a rank has died: it waits for the dead one for ever."""
         if engine.dead is None or len(engine.ranks) == 1 or not any(rank.alive for rank in engine.ranks):

@@ -257,7 +257,7 @@ class Supervisor:
                 if not self._revive(engine):
                     if self._stops.count:
                         return False
-                    raise self._processes.failures.startup_error(dead)
+                    raise self._processes.startup_error(engine)
                 self._status.not_ready = STARTING
         return True
 

@@ -2,168 +2,69 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from llmcore.api.bridge import ModelFacts
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import ModelReport
-from llmcore.api.processors import LogitsProcessorSpec
-from llmcore.api.protocols import Device, SchedulerLimits
+from llmcore.api.protocols import Device
 from llmcore.api.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
 from llmcore.config import Config, Kernels
-from llmcore.engine.blueprint import blueprint, fallbacks
+from llmcore.engine.blueprint import fallbacks
 from llmcore.engine.engine import OUT_OF_MEMORY, Engine
+from llmcore.engine.leader import Alone, Ranks, Runner
 from llmcore.engine.memory import (
     GRAPH_BYTES,
     Budget,
-    Machine,
-    figures,
     fit,
     kv_capacity,
     kv_room,
     kv_short,
-    predict,
-    scheduler_limits,
     stall_ms,
     step_short,
-    tables_short,
-    token_bytes,
-    weights_short,
 )
-from llmcore.engine.model import Loaded, Progress, describe_sampling, load_model, pick_device
-from llmcore.engine.model_runner import GroupKV, ModelRunner, StepOps
+from llmcore.engine.model import Loaded, Progress, describe_sampling
+from llmcore.engine.parts import Parts, fingerprint_of, load_parts, ready_of, silent, tables_of
 from llmcore.engine.processors import processors_of
 from llmcore.engine.profile import measure, prefill_rate, run_worst_case, take_workspaces, warm_up
-from llmcore.engine.sampler import RowSampler, RowScorer
 from llmcore.engine.upload import Tables
 from llmcore.kv.space import KVGroup
-from llmcore.layers.layout import Layout
-from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import Made, made
-from llmcore.registry.modes import chosen_modes
 from llmcore.registry.official import kernels_that_help
 from llmcore.registry.registry import Registry
 from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler
-from llmcore.weights.load import weigh
-from llmcore.weights.source import open_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
-def _silent(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
-
-
-@dataclass
-class _Parts:
-    """Everything of an engine but its KV pools and its scheduler: it is built once and shared."""
-
-    config: Config
-    registry: Registry
-    device: Device
-    loaded: Loaded
-    limits: SchedulerLimits
-    machine: Machine
-    free: int
-    """Bytes free before anything was loaded."""
-    left: int
-    """Bytes free when the weights had been loaded."""
-
-    @property
-    def budget(self) -> Budget:
-        """The prediction."""
-        return predict(self.loaded.config, self.loaded.weights, self.config, self.machine, self.token_bytes)
-
-    @property
-    def figures(self) -> str:
-        """The prediction beside what is measured, for where memory is short."""
-        return figures(self.budget, self.device, self.free)
-
-    @property
-    def layouts(self) -> dict[str, Layout]:
-        """The layout of each KV group, in the model's order."""
-        return {group.name: self.loaded.build.layout(group.name) for group in self.loaded.config.kv_groups}
-
-    @property
-    def granules(self) -> tuple[int, ...]:
-        """Tokens of a granule of each KV group."""
-        return tuple(layout.granule for layout in self.layouts.values())
-
-    @property
-    def token_bytes(self) -> int:
-        """KV of one token over all groups."""
-        return token_bytes(self.layouts.values())
-
-    @property
-    def identities(self) -> list[str]:
-        """What each KV group stores: see Layout.identity."""
-        return [layout.identity for layout in self.layouts.values()]
-
-    def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> ModelRunner:
-        """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
-        where, build = self.device.torch_device, self.loaded.build
-        groups = [
-            GroupKV(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
-        ]
-        vocabulary, scores = self.loaded.config.vocab_size, self.loaded.config.scores
-        drawn = () if scores else VARIANTS
-        samplers = {variant: build.op("sample", variant=variant, vocab=vocabulary) for variant in drawn}
-        ops = StepOps(
-            inputs=build.op("step_inputs"),
-            outputs=build.op("step_outputs"),
-            slots=tuple(build.op("kv_slots", granule=group.layout.granule) for group in groups),
-        )
-        sampler = (RowScorer if scores else RowSampler)(tables, samplers, vocabulary)
-        kernels = self.config.kernels
-        return ModelRunner(
-            self.loaded.model,
-            self.device,
-            tables,
-            groups,
-            sampler,
-            ops,
-            graph_rows=0 if kernels.disable_cudagraph else kernels.graph_max_batch_size,
-            graph_bytes=graph_bytes,
-            steered=any(
-                spec.kind != "device" and spec.enabled(self.config.plugin_options)
-                for spec, _ in self.registry.specs(LogitsProcessorSpec)
-            ),
-        )
-
-
-def build_engine(config: Config, registry: Registry, progress: Progress | None = None) -> Engine:
+def build_engine(
+    config: Config, registry: Registry, progress: Progress | None = None, ranks: Ranks | None = None
+) -> Engine:
     """Everything that takes time at a start; tells `progress` how far it is. Raises ConfigError.
 
-    `on_model_built` is called before it returns.
+    `on_model_built` is called before it returns. `ranks`: the others of its group, which must be started; None if it
+    has none. Raises RankLost for one of them that fails.
     """
+    ranks = ranks or Alone()
     started = time.monotonic()
     for kind, name in _policies(config):  # before anything takes long
         registry.find(kind, name)
-    device = pick_device(registry, config.model.device)
-    kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
-    machine = Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
-    device.reset_peak()
-    free = device.free_memory()
-    try:
-        loaded = load_model(config, registry, device, progress or _silent)
-    except OUT_OF_MEMORY as error:
-        raise weights_short(device, figures(_predicted(config, registry, machine), device, free)) from error
+    parts = load_parts(config, registry, progress or silent)
+    device, loaded = parts.device, parts.loaded
     read = time.monotonic()
-    limits = scheduler_limits(config, loaded.config, device)
-    parts = _Parts(config, registry, device, loaded, limits, machine, free, device.free_memory())
-    runner, kv_tokens = _runner(parts, _tables(parts))
+    ranks.join(ready_of(parts, 0))
+    ranks.begin(parts.limits)
+    runner, kv_tokens = _runner(parts, tables_of(parts), ranks)
     rate = _stall(parts, runner)
     slow = (*fallbacks(registry, loaded.build.resolutions), *kernels_that_help(device.info))
     for line in (*slow, *_without_effect(config, device)):
         logger.warning(line)
     scheduler = _scheduler(parts, kv_tokens, runner.graph_rows)
-    fingerprint = _fingerprint(parts)
+    fingerprint = fingerprint_of(parts)
     report = ModelReport(
         config=loaded.config,
         kernels=loaded.build.chosen(),
@@ -204,16 +105,6 @@ def build_engine(config: Config, registry: Registry, progress: Progress | None =
     return Engine(scheduler, runner, device, facts, processors, fixed, salt)
 
 
-def _predicted(config: Config, registry: Registry, machine: Machine) -> Budget:
-    """The prediction for a model whose weights could not be loaded."""
-    checkpoint = open_checkpoint(registry, config.model.path, weights=False)
-    modes = chosen_modes(config, registry)
-    plan = blueprint(config, registry, machine.info, checkpoint).pinned(modes, config.kernels.kernel)
-    dry = plan.dry()
-    layouts = [dry.build.layout(group.name) for group in plan.model.kv_groups]
-    return predict(plan.model, weigh(dry.model), config, machine, token_bytes(layouts))
-
-
 def _without_effect(config: Config, device: Device) -> list[str]:
     """Warnings for settings of captured steps on a device that captures none."""
     names = ("disable_cudagraph", "graph_max_batch_size") if not device.graphs else ()
@@ -221,15 +112,7 @@ def _without_effect(config: Config, device: Device) -> list[str]:
     return [f"--{name} has no effect: steps on {device.info.type} are never captured." for name in said]
 
 
-def _tables(parts: _Parts) -> Tables:
-    limits = parts.limits
-    try:
-        return Tables(parts.device, limits.max_running, limits.max_total_len, parts.granules)
-    except OUT_OF_MEMORY as error:
-        raise tables_short(error, parts.config, limits.max_total_len) from error
-
-
-def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
+def _runner(parts: Parts, tables: Tables, ranks: Ranks) -> tuple[Runner, int]:
     """The runner and its tokens of KV; the limits are cut to them.
 
     The memory of the largest steps and of their graphs is measured with next to no KV. KV then gets the rest. The
@@ -237,8 +120,8 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
     """
     device = parts.device
     take_workspaces(parts.loaded.model.attention_kernels, parts.limits)
-    graphs = GRAPH_BYTES + (_measured(parts, tables) if device.measured else 0)
-    room = kv_room(parts.config, device, parts.token_bytes, graphs, parts.left)
+    graphs = GRAPH_BYTES + (_measured(parts, tables, ranks) if device.measured else 0)
+    room = ranks.least("kv_room", kv_room(parts.config, device, parts.token_bytes, graphs, parts.left), graphs)
     try:
         kv_tokens = kv_capacity(parts.config, parts.limits, device, room, parts.token_bytes)
         coarsest = max(parts.granules)
@@ -247,7 +130,7 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
     except ConfigError as error:
         raise ConfigError(f"{error}\n{parts.figures}") from error
     try:
-        runner = parts.runner(tables, kv_tokens, graphs)
+        runner = ranks.runner(parts.runner(tables, kv_tokens, graphs), kv_tokens, graphs)
         if device.measured:
             run_worst_case(runner, device, parts.limits, parts.granules)
             warm_up(runner, device, parts.limits)
@@ -256,7 +139,7 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
     return runner, kv_tokens
 
 
-def _stall(parts: _Parts, runner: ModelRunner) -> Sequence[tuple[str, str]]:
+def _stall(parts: Parts, runner: Runner) -> Sequence[tuple[str, str]]:
     """Limit the prompt tokens of a step by what the device computes in `--prefill_stall_ms`; a line that says so."""
     stall = stall_ms(parts.config, parts.device)
     if not stall:
@@ -267,16 +150,17 @@ def _stall(parts: _Parts, runner: ModelRunner) -> Sequence[tuple[str, str]]:
     return (("prompts", f"{tokens:,} tokens of a step beside answers ({stall:g} ms at {rate * 1e3:,.0f} tokens/s)"),)
 
 
-def _measured(parts: _Parts, tables: Tables) -> int:
+def _measured(parts: Parts, tables: Tables, ranks: Ranks) -> int:
     """Run the largest steps; bytes of their graphs."""
     try:
-        runner = parts.runner(tables, 1, GRAPH_BYTES << 4)
-        graphs = measure(runner, parts.device, parts.limits, parts.granules)
+        runner = ranks.runner(parts.runner(tables, 1, GRAPH_BYTES << 4), 1, GRAPH_BYTES << 4)
+        graphs = ranks.most("graph_bytes", measure(runner, parts.device, parts.limits, parts.granules))
     except OUT_OF_MEMORY as error:
         raise step_short(error, parts.figures) from error
     del runner  # its graphs go with it
     if parts.device.graphs:
         parts.device.forget_graphs()
+    ranks.most("forget_graphs", 0)
     return graphs
 
 
@@ -290,7 +174,7 @@ def _policies(config: Config) -> tuple[tuple[type[Made], str], ...]:
     )
 
 
-def _scheduler(parts: _Parts, kv_tokens: int, graph_rows: int) -> Scheduler:
+def _scheduler(parts: Parts, kv_tokens: int, graph_rows: int) -> Scheduler:
     registry, limits = parts.registry, parts.limits
     (_, manager), (_, scheduling), (_, estimating) = _policies(parts.config)
     groups = [
@@ -318,15 +202,6 @@ def _scheduler(parts: _Parts, kv_tokens: int, graph_rows: int) -> Scheduler:
         priorities=priorities,
         graph_rows=graph_rows,
     )
-
-
-def _fingerprint(parts: _Parts) -> str:
-    """A digest of all that decides what a step computes."""
-    chosen = sorted(parts.loaded.build.chosen().items())
-    notes = sorted(parts.loaded.build.notes.items())
-    built = [chosen, sorted(parts.granules), parts.identities, parts.loaded.quant, notes, parts.config.revision]
-    text = json.dumps([parts.registry.fingerprint(), *built])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def memory_text(weights: int, kv: int, tokens: int) -> str:

@@ -19,7 +19,8 @@ import torch
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
 from llmcore.api.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
 from llmcore.api.protocols import Device
-from llmcore.engine.model_runner import GroupKV, Launched, ModelRunner
+from llmcore.engine.leader import Runner
+from llmcore.engine.model_runner import GroupKV, Launched
 from llmcore.engine.processor_build import ProcessorBuilder
 from llmcore.engine.processors import Processors
 from llmcore.sched.beam_search import check_search
@@ -55,7 +56,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        runner: Runner,
         device: Device,
         facts: ModelFacts,
         processors: Processors,
@@ -240,8 +241,9 @@ class Engine:
     def _note(self, plan: StepPlan, error: BaseException) -> Reason:
         """Log a failed step; the error of its requests that fail again. Raises DeviceLost if no other step can run."""
         logger.error("step %d of %d rows failed", plan.number, plan.request.size, exc_info=error)
-        if self._device.sticky(error):
-            raise DeviceLost(f"the device has failed: {text_of(error)}") from error
+        lost = "the device has failed" if self._device.sticky(error) else self._runner.unrepeatable
+        if lost:
+            raise DeviceLost(f"{lost}: {text_of(error)}") from error
         return _SHORT if isinstance(error, OUT_OF_MEMORY) else _FAILED
 
     def _salted(self, request: Submit) -> Submit:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Generic, TypeVar
 
 from llmcore.api.errors import reraise_if_stopping
@@ -22,6 +23,23 @@ T = TypeVar("T")
 
 CAPTURED_AT = 4
 """A capture keeps the host, and every stream, about as long as a few launches: rare steps are not worth one."""
+
+
+class Action(IntEnum):
+    """The way in which a step is enqueued. Ranks that compute a step together must all do the same."""
+
+    LAUNCH = 0
+    CAPTURE = 1
+    REPLAY = 2
+
+
+Agree = Callable[[bool], bool]
+"""Called after a capture with whether it succeeded here; whether it did on every rank, so that it can be replayed."""
+
+
+def _alone(captured: bool) -> bool:
+    """The agreement of one rank."""
+    return captured
 
 
 @dataclass(frozen=True)
@@ -44,18 +62,35 @@ class Graphs(Generic[T]):
     def __len__(self) -> int:
         return len(self._captured)
 
-    def run(self, key: object, layout: object, work: Callable[[], T]) -> T:
-        """Enqueue `work`, which does the same over the same tensors whenever `key` and `layout` are the same."""
-        found = self._captured.get(key)
-        if found is None or found.layout != layout:
-            self._seen[key, layout] += 1
-            if self._seen[key, layout] < CAPTURED_AT or self._full:
-                return work()
-            found = self._capture(key, layout, work)
-            if found is None:
-                return work()
+    def decide(self, key: object, layout: object) -> Action:
+        """The way to enqueue the next step of `key` and `layout`. Call it once for each step: it counts them."""
+        if self._found(key, layout) is not None:
+            return Action.REPLAY
+        self._seen[key, layout] += 1
+        often = self._seen[key, layout] >= CAPTURED_AT
+        return Action.CAPTURE if often and not self._full else Action.LAUNCH
+
+    def run(self, key: object, layout: object, work: Callable[[], T], action: Action, agree: Agree = _alone) -> T:
+        """Enqueue `work`, which does the same over the same tensors whenever `key` and `layout` are the same.
+
+        A capture on which the ranks do not `agree` is dropped; then `work` is launched and no other step is captured.
+        Raises LookupError for a step to replay that was not captured.
+        """
+        if action == Action.LAUNCH:
+            return work()
+        if action == Action.CAPTURE and not agree(self._capture(key, layout, work) is not None):
+            self._captured.pop(key, None)
+            self._full = True
+            return work()
+        found = self._found(key, layout)
+        if found is None:
+            raise LookupError(f"the step of {key} was not captured here and is to be replayed")
         found.graph.replay()
         return found.result
+
+    def _found(self, key: object, layout: object) -> _Captured[T] | None:
+        found = self._captured.get(key)
+        return found if found is not None and found.layout == layout else None
 
     def _capture(self, key: object, layout: object, work: Callable[[], T]) -> _Captured[T] | None:
         """Capture `work` as a CUDA graph. Returns None if that fails; then no other step is captured."""

@@ -11,6 +11,7 @@ choices are the key under which a CUDA graph captures and replays the step.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -19,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.api.protocols import Device, Event
+from llmcore.api.protocols import Device, Event, Int32
 from llmcore.api.specs import bucket_of
-from llmcore.engine.graphs import Graphs
+from llmcore.engine.graphs import Action, Agree, Graphs
 from llmcore.engine.model import Model
 from llmcore.engine.probes import answered, part, put_probed
 from llmcore.engine.sampler import Draw, RowSampler
 from llmcore.engine.token_masks import Outcome, changed, put_outputs, settle
-from llmcore.engine.upload import BatchPacker, Packed, Tables, Upload
+from llmcore.engine.upload import BatchPacker, Packed, Tables, Upload, padded_to
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
 from llmcore.ops import DTYPES, Op
@@ -72,6 +73,16 @@ class Prepared:
     changes: Upload
     """The upload that holds what changes in the tables."""
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The sizes and the choices: a captured step serves every step with an equal key."""
+        return (self.frame, self.draw, self.packed.keys)
+
+    @property
+    def check(self) -> int:
+        """A CRC-32 of `key`: equal on two ranks that pack a plan in the same way."""
+        return zlib.crc32(repr(self.key).encode())
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -109,6 +120,9 @@ class ModelRunner:
     Steps that decode at most `graph_rows` rows (0: none), and small mixed ones, are captured; all graphs together take
     at most `graph_bytes`. `steered`: rows may have logits processors that work on the host.
     """
+
+    unrepeatable = ""
+    """The reason why no step can run after one that has failed, or "": the next step can run, if the device can."""
 
     def __init__(
         self,
@@ -167,15 +181,26 @@ class ModelRunner:
                 prepared.changes.put(f"copies/{group.name}", np.array(pairs, np.int32).T.reshape(-1))
         return prepared
 
-    @torch.inference_mode()
-    def enqueue(self, step: Prepared) -> Launched:
-        """Enqueue a step that was just prepared. Raises what the model raises."""
-        self._change(step)
+    def decide(self, step: Prepared) -> Action:
+        """The way to enqueue a step that was just prepared. Call it once for each step."""
         if step.frame is None or self._graphs is None:
+            return Action.LAUNCH
+        return self._graphs.decide(step.key, step.packed.upload.layout)
+
+    @torch.inference_mode()
+    def enqueue(self, step: Prepared, action: Action | None = None, agree: Agree | None = None) -> Launched:
+        """Enqueue a step that was just prepared. Raises what the model raises.
+
+        `action`: what `decide` said, on this rank or on the one that leads. `agree`: see Graphs.run.
+        """
+        action = self.decide(step) if action is None else action
+        self._change(step)
+        if action == Action.LAUNCH or self._graphs is None:
             out = self._forward(step)
         else:
-            key = (step.frame, step.draw, step.packed.keys)
-            out = self._graphs.run(key, step.packed.upload.layout, lambda: self._forward(step))
+            more = {} if agree is None else {"agree": agree}
+            layout = step.packed.upload.layout
+            out = self._graphs.run(step.key, layout, lambda: self._forward(step), action, **more)
         logits = None if out.logits is None else self._kept(out.logits, step.frame)
         columns = {} if out.drawn is None else self._to_host(out.drawn, step.plan)
         for name, column in (out.probed or {}).items():
@@ -202,11 +227,29 @@ class ModelRunner:
         else:
             key = ("draw", step.prepared.frame, draw, packed.keys)
             layout = (packed.upload.layout, upload.layout)
-            out = self._graphs.run(key, layout, lambda: self._drawn(logits, step.prepared, draw, None))
+            action = self._graphs.decide(key, layout)
+            out = self._graphs.run(key, layout, lambda: self._drawn(logits, step.prepared, draw, None), action)
         assert out.drawn is not None
         step.columns |= self._to_host(out.drawn, plan)
         step.event, step.logits = self._device.event(), None
         return outcome
+
+    @torch.inference_mode()
+    def place(self, step: Launched, tokens: Int32, late: Sequence[int]) -> None:
+        """Enter the tokens [S] that another rank has drawn for a step that has `logits`; -1 is an invalid one.
+
+        `late`: request indices that get no token in this step.
+        """
+        packed, upload = step.prepared.packed, self._drawing
+        upload.clear()
+        put_outputs(step.plan, packed.sizes, late, self._tables.scratch, upload)
+        upload.put("tokens", padded_to(packed.sizes.samples, tokens))
+        upload.seal()
+        upload.send()
+        drawn, bucket = upload.get("tokens"), bucket_of(packed.sizes.tokens)
+        request, n_query = packed.upload.get("request"), upload.get("n_query")
+        self._outputs(bucket, request, n_query, upload.get("sample_request"), drawn, drawn >= 0)
+        step.event, step.logits = self._device.event(), None
 
     def read(self, step: Launched) -> StepResult:
         """Wait for an enqueued step. Raises what the device raises."""

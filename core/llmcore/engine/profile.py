@@ -13,7 +13,7 @@ from llmcore.api.errors import PluginError, reraise_if_stopping
 from llmcore.api.protocols import AttentionKernel, AttnLimits, Device, Int32, SchedulerLimits
 from llmcore.api.specs import TOKEN_BUCKETS
 from llmcore.engine.graphs import CAPTURED_AT
-from llmcore.engine.model_runner import ModelRunner
+from llmcore.engine.leader import Runner
 from llmcore.layers.build import AttentionKernels
 from llmcore.sched.plan import MIXED_TOKENS, Admitted, StepPlan, TableWrites, frame_of, padded
 
@@ -64,7 +64,7 @@ def _take_workspace(kernel: AttentionKernel, most: AttnLimits, group: str) -> No
         ) from error
 
 
-def run_worst_case(runner: ModelRunner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> None:
+def run_worst_case(runner: Runner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> None:
     """Run a step of `batch_tokens` new tokens with as many sampled rows as can be, in the `full` variant.
 
     Every token's KV goes to the first granule; the tables hold nothing of worth afterwards.
@@ -72,7 +72,7 @@ def run_worst_case(runner: ModelRunner, device: Device, limits: SchedulerLimits,
     _run(runner, device, [worst_plan(limits, granules)])
 
 
-def measure(runner: ModelRunner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> int:
+def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> int:
     """Run the largest steps, uncaptured and captured; bytes that the graphs of these take."""
     run_worst_case(runner, device, limits, granules)
     if not runner.graph_rows:
@@ -83,12 +83,12 @@ def measure(runner: ModelRunner, device: Device, limits: SchedulerLimits, granul
     return device.graph_memory - before
 
 
-def warm_up(runner: ModelRunner, device: Device, limits: SchedulerLimits) -> None:
+def warm_up(runner: Runner, device: Device, limits: SchedulerLimits) -> None:
     """Run a step of every kind and token bucket: what is compiled on first use should not be when requests wait."""
     _run(runner, device, warm_plans(limits))
 
 
-def prefill_rate(runner: ModelRunner, device: Device, limits: SchedulerLimits) -> float:
+def prefill_rate(runner: Runner, device: Device, limits: SchedulerLimits) -> float:
     """Prompt tokens that the device computes in a millisecond: in the fastest of a few steps of prompts alone."""
     plan = prompts_plan(limits)
     spent = []
@@ -99,7 +99,7 @@ def prefill_rate(runner: ModelRunner, device: Device, limits: SchedulerLimits) -
     return plan.n_tokens / (min(spent) * 1e3)
 
 
-def _run(runner: ModelRunner, device: Device, plans: Sequence[StepPlan]) -> None:
+def _run(runner: Runner, device: Device, plans: Sequence[StepPlan]) -> None:
     for plan in plans:
         plan.frame = frame_of(plan, runner.graph_rows)
         runner.read(runner.enqueue(runner.prepare(plan)))

@@ -26,7 +26,7 @@ from llmcore.config.process import die_with_parent
 from llmcore.registry.loader import configure
 from llmcore_server.logs import log_to_stderr
 from llmcore_server.settings import Logging
-from llmcore_server.supervisor import Notices, Pace, serve
+from llmcore_server.supervisor import Grouping, Notices, Pace, serve
 from llmcore_server.supervisor.supervisor import ENGINE_MODULE
 
 from llmcore_devtools.faults import with_faults
@@ -51,6 +51,7 @@ class _Order(msgspec.Struct):
     engines: int
     parent: int
     pace: Pace
+    grouping: Grouping
 
 
 @dataclass
@@ -102,12 +103,14 @@ def serving(
     timeout: float = 180.0,
     faults: bool = False,
     pace: Pace = BRISK,
+    grouping: Grouping | None = None,
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """A server of the model in `model_dir`, with `settings` as on the command line. It ends with the block.
 
     `faults`: requests may cause the faults of `llmcore_devtools.faults`, if the model was written with
-    `all_faults`. `engines`: the number of its engines. `pace`: the intervals at which it updates its figures. Raises
+    `all_faults`. `engines`: the number of its engines. `pace`: the intervals at which it updates its figures.
+    `grouping`: the ranks of each engine. Raises
     ServerFailed if it does not accept requests within `timeout` seconds.
     """
     config, _ = configure(
@@ -119,7 +122,9 @@ def serving(
     with tempfile.TemporaryDirectory() as scratch:
         log, temporary = Path(scratch) / "log", Path(scratch) / "tmp"
         temporary.mkdir()
-        process, ready = _start(_Order(config, engine_module, engines, os.getpid(), pace), log, temporary)
+        process, ready = _start(
+            _Order(config, engine_module, engines, os.getpid(), pace, grouping or Grouping()), log, temporary
+        )
         try:
             url, _, dashboard = _await_urls(process, ready, log, timeout).partition(" ")
             yield RunningServer(url, process, log, temporary, dashboard.removesuffix("/dashboard"))
@@ -190,7 +195,14 @@ def main() -> int:
     writer = int(sys.argv[2])
     notices = Notices(ready=lambda url, facts: _write_all(writer, f"{url} {dict(facts.report).get('dashboard', '')}"))
     try:
-        return serve(order.config, notices, engine_module=order.engine_module, engines=order.engines, pace=order.pace)
+        return serve(
+            order.config,
+            notices,
+            engine_module=order.engine_module,
+            engines=order.engines,
+            pace=order.pace,
+            grouping=order.grouping,
+        )
     except LlmcoreError as error:
         logging.getLogger("llmcore").error("%s: %s", type(error).__name__, error)
         return 2 if isinstance(error, ConfigError) else 1

@@ -61,6 +61,27 @@ class EngineLaunch(Launch, frozen=True, kw_only=True):
 
     report_seconds: float
     """Seconds between two `Snapshot`s."""
+    ranks: int = 1
+    """The ranks of its group, which compute every step together; the fields below matter where there are several."""
+    mailboxes: tuple[str, ...] = ()
+    """The endpoints that the other ranks bind, in order of rank."""
+    answers: str = ""
+    """The endpoint that it binds for their answers."""
+    beat_seconds: float = HEARTBEAT_SECONDS
+    """Seconds between two `Beat`s."""
+
+
+class RankLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.engine.rank FD`."""
+
+    rank: int
+    """Its number, from 1; also that of its device."""
+    link: str
+    """The endpoint that it binds for the messages of rank 0."""
+    answers: str
+    """The endpoint of rank 0's mailbox for answers."""
+    beat_seconds: float
+    """Seconds between two `Beat`s."""
 
 
 class WorkerLaunch(Launch, frozen=True, kw_only=True):
@@ -248,6 +269,18 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
     paused: bool = False
 
 
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """A rank of a group of several lives, and does `doing` in step `number` (0: before the first).
+
+    `pid`: its process id. `device`: its device, for people.
+    """
+
+    pid: int
+    number: int
+    doing: str
+    device: str
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """A worker's request ended."""
 
@@ -266,7 +299,7 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
     """A message in the supervisor's mailbox; `sender` is the child's name ("engine-0", "worker-3")."""
 
     sender: str
-    body: EngineReady | WorkerReady | Alive | Progress | Snapshot | Finished | Tallied | Probe
+    body: EngineReady | WorkerReady | Alive | Progress | Snapshot | Beat | Finished | Tallied | Probe
 
 
 class Tally:

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grouped import ThreadGroup
+from llmcore.config import Config
 from llmcore.engine import blueprint
+from llmcore.engine import llm as llm_module
+from llmcore.engine.engine import Engine
 from llmcore.engine.llm import LLM
 from llmcore.engine.model_runner import ModelRunner, Prepared
 from llmcore.registry import loader
+from llmcore.registry.registry import Registry
 from llmcore.sched.plan import StepPlan, decode, encode
 from llmcore_devtools import write_fake_model
 from steered import PLUGINS
@@ -24,6 +29,7 @@ MakeLLM = Callable[..., LLM]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--encode-plans", action="store_true", help="runners get every plan encoded and decoded")
+    parser.addoption("--group", type=int, default=1, help="engines are groups of this many ranks")
 
 
 @pytest.fixture
@@ -45,6 +51,34 @@ def encoded_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def _encoded_if_asked(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--encode-plans", default=False):
         request.getfixturevalue("encoded_plans")
+
+
+class Groups(list[ThreadGroup]):
+    """The groups of the engines that a test made, in order. `ranks`: the size of those to come."""
+
+    ranks = 2
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Groups]:
+    """Engines that are made are groups of ranks; those that no test broke end in good order."""
+    made = Groups()
+
+    def build(config: Config, registry: Registry, progress: Any = None) -> Engine:
+        made.append(ThreadGroup(made.ranks))
+        return made[-1].build(config, registry, progress)
+
+    monkeypatch.setattr(llm_module, "build_engine", build)
+    yield made
+    for group in made:
+        group.end()
+
+
+@pytest.fixture(autouse=True)
+def _grouped_if_asked(request: pytest.FixtureRequest) -> None:
+    ranks = request.config.getoption("--group", default=1)
+    if ranks > 1:
+        request.getfixturevalue("groups").ranks = ranks
 
 
 installed = cache(loader.available)

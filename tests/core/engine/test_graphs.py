@@ -31,7 +31,7 @@ class Device:
 
 
 def run(graphs: Graphs[str], key: str, layout: int = 0) -> str:
-    return graphs.run(key, layout, lambda: "launched")
+    return graphs.run(key, layout, lambda: "launched", graphs.decide(key, layout))
 
 
 def test_a_step_is_captured_when_it_comes_often() -> None:

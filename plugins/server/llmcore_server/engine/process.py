@@ -18,6 +18,7 @@ from llmcore.registry.loader import build_registry
 
 from llmcore_server import child
 from llmcore_server.engine.admission import Admission
+from llmcore_server.engine.link import led
 from llmcore_server.engine.workers import Workers
 from llmcore_server.limits import bounds
 from llmcore_server.messages import (
@@ -68,8 +69,8 @@ class EngineProcess:
     def run(self) -> None:
         """Build the engine, report that it is ready, and serve until told to end."""
         registry = build_registry(self._launch.config)
-        with registry.lifetime(self._launch.config):
-            engine = build_engine(self._launch.config, registry, self._progress)
+        with registry.lifetime(self._launch.config), led(self._launch, registry, self._context) as ranks:
+            engine = build_engine(self._launch.config, registry, self._progress, ranks)
             # The model's objects live as long as the process; the garbage collector need not visit them.
             gc.collect()
             gc.freeze()

@@ -92,6 +92,13 @@ class Child:
         return False
 
     @property
+    def stopped(self) -> bool:
+        """True while a signal has it stopped."""
+        if self._process.returncode is not None:
+            return False
+        return os.waitid(os.P_PIDFD, self.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+
+    @property
     def last_words(self) -> LastWords | None:
         """The words that it left before it ended, or while it ends."""
         data = os.pread(self._papers, _MOST_WORDS, self._words_at)

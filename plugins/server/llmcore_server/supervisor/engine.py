@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import zmq
 from llmcore.api.bridge import Load, ModelFacts
 
-from llmcore_server.messages import SUPERVISOR, EngineLaunch, Probe, Shutdown, Snapshot, ToEngine, WorkerGone
+from llmcore_server.messages import (
+    SUPERVISOR,
+    Beat,
+    EngineLaunch,
+    Probe,
+    RankLaunch,
+    Shutdown,
+    Snapshot,
+    ToEngine,
+    WorkerGone,
+)
 from llmcore_server.settings import Server
 from llmcore_server.supervisor.child import Child, Spawner
+from llmcore_server.supervisor.group import Group, Grouping
 from llmcore_server.supervisor.restart import Starts
 from llmcore_server.supervisor.watchdog import Watchdog
 
 
 class Engine:
-    """One engine of a server: a list of ranks, which is empty while the engine does not run. There is one rank today.
+    """One engine of a server: a list of ranks, which is empty while the engine does not run.
 
     Rank 0 has the scheduler and the mailbox, at `mailbox`. The end of any rank is the end of the engine.
-    `facts`: None until the engine is ready. `load`: its newest snapshot.
+    `facts`: None until the engine is ready. `load`: its newest snapshot. `end`: why the rest of a group was ended.
     """
 
-    def __init__(self, index: int, module: str, spawner: Spawner, report_seconds: float) -> None:
+    def __init__(
+        self, index: int, module: str, spawner: Spawner, report_seconds: float, grouping: Grouping | None = None
+    ) -> None:
         self.name = f"engine-{index}"
         self.mailbox = spawner.directory.address(self.name)
         self.ranks: list[Child] = []
         self.facts: ModelFacts | None = None
         self.load = Load()
+        self.end = ""
         self._module = module
+        self._grouping = grouping or Grouping()
+        self._group: Group | None = None
         self._spawner = spawner
         self._report_seconds = report_seconds
         self._starts = Starts("the engine")
@@ -32,14 +49,12 @@ class Engine:
 
     def spawn(self) -> list[Child]:
         """Start its ranks, if it is time. Returns them, or none if they cannot be started now."""
-        rank = self._starts.start(
-            lambda: self._spawner.spawn(
-                self._module, EngineLaunch, self.name, mailbox=self.mailbox, report_seconds=self._report_seconds
-            )
-        )
-        if rank is not None:
-            self.ranks = [rank]
+        ranks = self._starts.start(self._spawn_ranks)
+        if ranks is not None:
+            self.ranks, self.end = ranks, ""
             self._watchdog = self._watch()
+            if len(ranks) > 1:
+                self._group = Group(self.name, ranks, self._grouping.patience, self._spawner.clock.now)
         return self.ranks
 
     @property
@@ -60,7 +75,22 @@ class Engine:
     @property
     def hung(self) -> str:
         """The reason to kill it, or ""."""
-        return self._watchdog.hung(self._spawner.clock.now) if self.alive else ""
+        if not self.alive:
+            return ""
+        why = self._watchdog.hung(self._spawner.clock.now)
+        if self._group is None:
+            return why
+        if why:
+            return f"{why}: a kernel or a collective hangs; {self._group.states}"
+        return self._group.hung(self._spawner.clock.now)
+
+    @property
+    def place(self) -> str:
+        """The rank that has died, for people, with what it did; "" where there is one rank."""
+        dead = next((number for number, rank in enumerate(self.ranks) if not rank.alive), None)
+        if dead is None or self._group is None:
+            return ""
+        return f"{self._group.place(dead)}: {self._group.doing(dead)}"
 
     def loaded_more(self) -> None:
         """Take note that loading made progress."""
@@ -70,6 +100,13 @@ class Engine:
         """Take note that it serves."""
         self.facts = facts
         self._watchdog.ready(self._spawner.clock.now)
+        if self._group is not None:
+            self._group.ready(self._spawner.clock.now)
+
+    def beat(self, beat: Beat) -> None:
+        """Take note of what a rank does."""
+        if self._group is not None:
+            self._group.heard(beat.pid, beat, self._spawner.clock.now)
 
     def heard(self, snapshot: Snapshot) -> None:
         """Take note of its report."""
@@ -86,7 +123,47 @@ class Engine:
         for rank in self.ranks:
             rank.kill()
             rank.close()
-        self.ranks, self.facts, self.load = [], None, Load()
+        self.ranks, self.facts, self.load, self._group = [], None, Load(), None
+
+    def _spawn_ranks(self) -> list[Child]:
+        """Start all its ranks, or none. Raises OSError and ZMQError."""
+        spawner, grouping = self._spawner, self._grouping
+        names = [f"{self.name}.{rank}" for rank in range(1, grouping.ranks)]
+        links = [spawner.directory.address(name) for name in names]
+        answers = spawner.directory.address(f"{self.name}.answers") if links else ""
+        ranks: list[Child] = []
+        try:
+            ranks.append(
+                spawner.spawn(
+                    self._module,
+                    EngineLaunch,
+                    self.name,
+                    mailbox=self.mailbox,
+                    report_seconds=self._report_seconds,
+                    ranks=grouping.ranks,
+                    mailboxes=tuple(links),
+                    answers=answers,
+                    beat_seconds=grouping.patience.beat,
+                )
+            )
+            for rank, (name, link) in enumerate(zip(names, links, strict=True), 1):
+                ranks.append(
+                    spawner.spawn(
+                        grouping.module,
+                        RankLaunch,
+                        name,
+                        rank=rank,
+                        link=link,
+                        answers=answers,
+                        beat_seconds=grouping.patience.beat,
+                    )
+                )
+        except (OSError, zmq.ZMQError):
+            for child in ranks:
+                child.kill()
+                child.close()
+            raise
+        return ranks
 
     def _watch(self) -> Watchdog:
         return Watchdog(self._spawner.config.section(Server).watchdog_timeout, self._spawner.clock.now)

@@ -11,6 +11,7 @@ from llmcore.api.counters import TALLIES
 
 from llmcore_server.messages import (
     Alive,
+    Beat,
     EngineGone,
     EngineReady,
     Finished,
@@ -82,6 +83,9 @@ class Mail:
                     processes.workers.tell(GONE)  # it began while there was none
                 processes.heard(sender)
                 self._status.hurry()
+            case Beat():
+                for engine in processes.engines:
+                    engine.beat(body)
             case Progress():
                 for engine in processes.called(sender):
                     engine.loaded_more()

@@ -18,6 +18,7 @@ from llmcore_server.supervisor.admin import Admin
 from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.engine import Engine
 from llmcore_server.supervisor.entrance import Entrance
+from llmcore_server.supervisor.group import Grouping
 from llmcore_server.supervisor.restart import MOST_IN_VAIN, Kind
 from llmcore_server.supervisor.rundir import PREFIX, RunDirectory
 from llmcore_server.supervisor.workers import Workers, number_of
@@ -76,13 +77,15 @@ class Processes:
     `poller` wakes at the end of any of them. Raises ConfigError for an address or a certificate that cannot be used.
     """
 
-    def __init__(self, spawner: Spawner, engine_module: str, engines: int, report_seconds: float) -> None:
+    def __init__(
+        self, spawner: Spawner, engine_module: str, engines: int, grouping: Grouping, report_seconds: float
+    ) -> None:
         self._directory = spawner.directory
         self._clock = spawner.clock
         self._warned = False
         self.poller = zmq.Poller()
         self.failures = Failures(spawner.directory)
-        self.engines = [Engine(index, engine_module, spawner, report_seconds) for index in range(engines)]
+        self.engines = [Engine(index, engine_module, spawner, report_seconds, grouping) for index in range(engines)]
         self.entrance = Entrance(spawner)
         self.admin = Admin(spawner)
         self._facts = ServerFacts(url=self.entrance.url, started=time.time(), began=time.monotonic())
@@ -169,11 +172,39 @@ class Processes:
         """Kill the children that make no progress; they are replaced like all that die."""
         for engine in self.engines:
             if why := engine.hung:
+                if len(engine.ranks) > 1:
+                    engine.end = why
                 for rank in engine.ranks:
-                    self.failures.kill_hung(rank, why)
+                    self.failures.kill_hung(rank, why if rank is engine.ranks[0] else f"{rank.name} is of its group")
+            self._end_group(engine)
         for kind in self._kinds:
             for child, why in kind.hung():
                 self.failures.kill_hung(child, f"{child.name} {why}")
+
+    def obituary(self, engine: Engine) -> str:
+        """The end of a dead engine, for people."""
+        if engine.end:
+            return engine.end
+        assert engine.dead is not None
+        end = self.failures.obituary(engine.dead)
+        return f"{engine.place}; {end}" if engine.place else f"the engine {end}"
+
+    def startup_error(self, engine: Engine) -> LlmcoreError:
+        """The error that ends a start-up because of this engine, which is dead."""
+        assert engine.dead is not None
+        if not engine.end:
+            return self.failures.startup_error(engine.dead)
+        return StartupError(
+            f"{engine.end}; start the server again, or give --health_monitor, which starts another in its place"
+        )
+
+    def _end_group(self, engine: Engine) -> None:
+        """Kill the rest of a group of which a rank has died: it waits for the dead one for ever."""
+        if engine.dead is None or len(engine.ranks) == 1 or not any(rank.alive for rank in engine.ranks):
+            return
+        engine.end = self.obituary(engine)
+        for rank in engine.ranks:
+            rank.kill()
 
     def forget_engine(self, engine: Engine) -> None:
         """Make room for a dead engine's replacement."""

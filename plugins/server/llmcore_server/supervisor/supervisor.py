@@ -27,6 +27,7 @@ from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.engine import Engine
 from llmcore_server.supervisor.fetching import Fetching
 from llmcore_server.supervisor.figures import Sinks
+from llmcore_server.supervisor.group import Grouping
 from llmcore_server.supervisor.mail import GONE, Mail, Notices
 from llmcore_server.supervisor.processes import Processes
 from llmcore_server.supervisor.registration import Registered
@@ -98,6 +99,7 @@ def serve(
     engine_module: str = ENGINE_MODULE,
     engines: int = 1,
     pace: Pace | None = None,
+    grouping: Grouping | None = None,
 ) -> int:
     """Run a server until it is told to stop; the exit code: 0 after SIGTERM or SIGINT, 1 if the engine died.
 
@@ -111,7 +113,12 @@ def serve(
     registry = build_registry(config)
     with stops.counting(), registry.lifetime(config):
         supervisor = Supervisor(
-            config, registry, notices or Notices(), stops, pace or Pace(), (engine_module, engines)
+            config,
+            registry,
+            notices or Notices(),
+            stops,
+            pace or Pace(),
+            (engine_module, engines, grouping or Grouping()),
         )
         try:
             return supervisor.run()
@@ -122,7 +129,8 @@ def serve(
 class Supervisor:
     """One server's life: its start, its work and its end. `close` in any case.
 
-    It is made after `on_startup`, on which a metric sink may build. `engines`: their module and their number.
+    It is made after `on_startup`, on which a metric sink may build. `engines`: their module, their number, and the
+    ranks of each.
     """
 
     def __init__(
@@ -132,7 +140,7 @@ class Supervisor:
         notices: Notices,
         stops: Stops,
         pace: Pace,
-        engines: tuple[str, int],
+        engines: tuple[str, int, Grouping],
     ) -> None:
         self._config = config
         self._server = config.section(Server)
@@ -253,7 +261,7 @@ class Supervisor:
                 if not self._revive(engine):
                     if self._stops.count:
                         return False
-                    raise self._processes.failures.startup_error(dead)
+                    raise self._processes.startup_error(engine)
                 self._status.not_ready = STARTING
         return True
 
@@ -318,7 +326,7 @@ class Supervisor:
         not start.
         """
         assert engine.dead is not None
-        end = f"the engine {self._processes.failures.obituary(engine.dead)}"
+        end = self._processes.obituary(engine)
         lost = pause is not None and self._directory.lost
         last = pause is None or lost
         logger.error("%s; %s", end, "the server ends" if last else f"another starts in {pause:g} s")
@@ -355,10 +363,9 @@ class Supervisor:
                     child.kill()
             for engine in serving:
                 self._status.report(engine.load)
-                if served and (dead := engine.dead) is not None:
+                if served and engine.dead is not None:
                     served = False
-                    end = self._processes.failures.obituary(dead)
-                    logger.error("the engine %s; open requests end", end)
+                    logger.error("%s; open requests end", self._processes.obituary(engine))
                     workers.tell(GONE)
         self._processes.entrance.stop()
         for engine in engines:

@@ -1,0 +1,163 @@
+"""The parts of an engine that every rank of a group has: its device, its model, and runners for what fits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from llmcore.api.processors import LogitsProcessorSpec
+from llmcore.api.protocols import Device, SchedulerLimits
+from llmcore.config import Config
+from llmcore.engine.blueprint import blueprint
+from llmcore.engine.engine import OUT_OF_MEMORY
+from llmcore.engine.memory import (
+    Budget,
+    Machine,
+    figures,
+    predict,
+    scheduler_limits,
+    tables_short,
+    token_bytes,
+    weights_short,
+)
+from llmcore.engine.model import Loaded, Progress, load_model, pick_device
+from llmcore.engine.model_runner import GroupKV, ModelRunner, StepOps
+from llmcore.engine.rank_messages import RankReady
+from llmcore.engine.sampler import RowSampler, RowScorer
+from llmcore.engine.upload import Tables
+from llmcore.layers.layout import Layout
+from llmcore.ops.sample import VARIANTS
+from llmcore.registry.modes import chosen_modes
+from llmcore.registry.registry import Registry
+from llmcore.weights.load import weigh
+from llmcore.weights.source import open_checkpoint
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Report no progress."""
+
+
+@dataclass
+class Parts:
+    """Everything of an engine but its KV pools and its scheduler: it is built once and shared."""
+
+    config: Config
+    registry: Registry
+    device: Device
+    loaded: Loaded
+    limits: SchedulerLimits
+    machine: Machine
+    free: int
+    """Bytes free before anything was loaded."""
+    left: int
+    """Bytes free when the weights had been loaded."""
+
+    @property
+    def budget(self) -> Budget:
+        """The prediction."""
+        return predict(self.loaded.config, self.loaded.weights, self.config, self.machine, self.token_bytes)
+
+    @property
+    def figures(self) -> str:
+        """The prediction beside what is measured, for where memory is short."""
+        return figures(self.budget, self.device, self.free)
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """The layout of each KV group, in the model's order."""
+        return {group.name: self.loaded.build.layout(group.name) for group in self.loaded.config.kv_groups}
+
+    @property
+    def granules(self) -> tuple[int, ...]:
+        """Tokens of a granule of each KV group."""
+        return tuple(layout.granule for layout in self.layouts.values())
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token over all groups."""
+        return token_bytes(self.layouts.values())
+
+    @property
+    def identities(self) -> list[str]:
+        """What each KV group stores: see Layout.identity."""
+        return [layout.identity for layout in self.layouts.values()]
+
+    def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> ModelRunner:
+        """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
+        where, build = self.device.torch_device, self.loaded.build
+        groups = [
+            GroupKV(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
+        ]
+        vocabulary, scores = self.loaded.config.vocab_size, self.loaded.config.scores
+        drawn = () if scores else VARIANTS
+        samplers = {variant: build.op("sample", variant=variant, vocab=vocabulary) for variant in drawn}
+        ops = StepOps(
+            inputs=build.op("step_inputs"),
+            outputs=build.op("step_outputs"),
+            slots=tuple(build.op("kv_slots", granule=group.layout.granule) for group in groups),
+        )
+        sampler = (RowScorer if scores else RowSampler)(tables, samplers, vocabulary)
+        kernels = self.config.kernels
+        return ModelRunner(
+            self.loaded.model,
+            self.device,
+            tables,
+            groups,
+            sampler,
+            ops,
+            graph_rows=0 if kernels.disable_cudagraph else kernels.graph_max_batch_size,
+            graph_bytes=graph_bytes,
+            steered=any(
+                spec.kind != "device" and spec.enabled(self.config.plugin_options)
+                for spec, _ in self.registry.specs(LogitsProcessorSpec)
+            ),
+        )
+
+
+def load_parts(config: Config, registry: Registry, progress: Progress, index: int = 0) -> Parts:
+    """Load the model on device number `index`. Raises ConfigError."""
+    device = pick_device(registry, config.model.device, index)
+    kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
+    machine = Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
+    device.reset_peak()
+    free = device.free_memory()
+    try:
+        loaded = load_model(config, registry, device, progress)
+    except OUT_OF_MEMORY as error:
+        raise weights_short(device, figures(_predicted(config, registry, machine), device, free)) from error
+    limits = scheduler_limits(config, loaded.config, device)
+    return Parts(config, registry, device, loaded, limits, machine, free, device.free_memory())
+
+
+def tables_of(parts: Parts) -> Tables:
+    """The tables of running requests. Raises ConfigError if they do not fit."""
+    limits = parts.limits
+    try:
+        return Tables(parts.device, limits.max_running, limits.max_total_len, parts.granules)
+    except OUT_OF_MEMORY as error:
+        raise tables_short(error, parts.config, limits.max_total_len) from error
+
+
+def fingerprint_of(parts: Parts) -> str:
+    """A digest of all that decides what a step computes."""
+    chosen = sorted(parts.loaded.build.chosen().items())
+    notes = sorted(parts.loaded.build.notes.items())
+    built = [chosen, sorted(parts.granules), parts.identities, parts.loaded.quant, notes, parts.config.revision]
+    text = json.dumps([parts.registry.fingerprint(), *built])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def ready_of(parts: Parts, rank: int) -> RankReady:
+    """What rank `rank` tells the others of its model."""
+    return RankReady(rank, parts.loaded.build.chosen(), parts.registry.fingerprint(), fingerprint_of(parts))
+
+
+def _predicted(config: Config, registry: Registry, machine: Machine) -> Budget:
+    """The prediction for a model whose weights could not be loaded."""
+    checkpoint = open_checkpoint(registry, config.model.path, weights=False)
+    modes = chosen_modes(config, registry)
+    plan = blueprint(config, registry, machine.info, checkpoint).pinned(modes, config.kernels.kernel)
+    dry = plan.dry()
+    layouts = [dry.build.layout(group.name) for group in plan.model.kv_groups]
+    return predict(plan.model, weigh(dry.model), config, machine, token_bytes(layouts))

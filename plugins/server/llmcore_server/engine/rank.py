@@ -1,0 +1,47 @@
+"""`python -m llmcore_server.engine.rank FD`: any rank of an engine but the first, as a process of a server."""
+
+from __future__ import annotations
+
+import sys
+
+import zmq
+from llmcore.api.engine import Follower
+from llmcore.api.errors import Stopped
+from llmcore.registry.loader import build_registry
+
+from llmcore_server import child
+from llmcore_server.engine.beats import Beats, device_name
+from llmcore_server.engine.link import RankUplink
+from llmcore_server.messages import RankLaunch
+
+
+def run(launch: RankLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Follow rank 0 until it ends. Raises RankLost where this rank fails."""
+    registry = build_registry(launch.config)
+    device = device_name(registry, launch.config.model.device, launch.rank)
+    beats = Beats(context, launch.name, launch.control, launch.beat_seconds, device)
+    uplink = RankUplink(context, launch.link, launch.answers)
+    with registry.lifetime(launch.config):
+        Follower(launch.rank, uplink, beats).run(launch.config, registry)
+    uplink.close()
+    beats.close()
+
+
+def main() -> int:
+    """The process; its exit code."""
+    launch = child.begin(RankLaunch)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    child.raise_on_stop()
+    try:
+        run(launch, context)
+    except Stopped:
+        return 0
+    except BaseException as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
+        child.report_failure(launch, error)
+        return 1
+    context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""An engine of two ranks: it answers as one does, and ends as a whole, with the reason, whatever befalls one rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import pytest
+from broken_ranks import site
+from llmcore_devtools import sockets
+from llmcore_devtools.fake_files import write_fake_model
+from llmcore_devtools.server import ENGINE_MODULE, RunningServer, serving
+from llmcore_server.supervisor import Grouping, Patience
+from llmcore_server.supervisor.group import RANK_MODULE
+
+PATIENCE = Patience(beat=0.05, stopped=0.3, silent=1.5, launching=1.5, joining=30.0)
+
+
+@dataclass
+class Group:
+    """A server whose engine has two ranks, and the directory of orders for its second one."""
+
+    server: RunningServer
+    orders: Path
+
+    def pids(self) -> dict[str, int]:
+        return {name: pid for name, pid in self.server.children().items() if name in (ENGINE_MODULE, RANK_MODULE)}
+
+    def answer(self, ids: str = "hello", n: int = 20) -> str:
+        body = {"inputs": ids, "parameters": {"max_new_tokens": n, "ignore_eos": True}}
+        status, _, answer = sockets.call(self.server.port, "POST", "/generate", body)
+        return str(orjson.loads(answer)["generated_text"][0]) if status == 200 else f"status {status}: {answer!r}"
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.02)
+
+
+def readiness(server: RunningServer) -> int:
+    return sockets.call(server.port, "GET", "/readiness")[0]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fake_model(tmp_path_factory.mktemp("models") / "fake", step_delay=0.002)
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder, orders = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("orders")
+    site(folder, orders)
+    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+        yield orders
+
+
+@pytest.fixture(scope="module")
+def group(model: Path, orders: Path) -> Iterator[Group]:
+    settings = {"max_total_token_num": 4000, "health_monitor": True, "restart_pause": 0.05, "restart_limit": 0}
+    with serving(model, grouping=Grouping(ranks=2, patience=PATIENCE), **settings) as server:
+        yield Group(server, orders)
+
+
+def kill(group: Group) -> None:
+    os.kill(group.pids()[RANK_MODULE], signal.SIGKILL)
+
+
+def kill_first(group: Group) -> None:
+    os.kill(group.pids()[ENGINE_MODULE], signal.SIGKILL)
+
+
+def stop(group: Group) -> None:
+    os.kill(group.pids()[RANK_MODULE], signal.SIGSTOP)
+
+
+def order(name: str) -> Callable[[Group], None]:
+    def give(group: Group) -> None:
+        (group.orders / name).touch()
+
+    return give
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        pytest.param(
+            kill, r"rank 1 of engine-0 \(pid \d+, cpu:1\): it .*; rank 0 .*; was ended by SIGKILL", id="kill"
+        ),
+        pytest.param(kill_first, r"rank 0 of engine-0 \(pid \d+, cpu:0\): it .*; was ended by SIGKILL", id="first"),
+        pytest.param(stop, r"rank 1 of engine-0 .* was stopped by a signal 0.3 s ago; rank 0 ", id="stop"),
+        pytest.param(order("silent"), r"rank 1 of engine-0 .* was silent for 1.5 s; rank 0 ", id="silent"),
+        pytest.param(order("raises"), r"rank 1 failed in step \d+: RuntimeError: told to raise", id="raises"),
+        pytest.param(order("packs"), r"rank 1 failed in step \d+: .*packs the step differently", id="packs"),
+        pytest.param(
+            order("slow"), r"rank 1 of engine-0 .* not launched a step within 1.5 s .* in step \d+", id="slow"
+        ),
+    ],
+)
+def test_a_broken_rank_ends_its_group(group: Group, break_it: Callable[[Group], None], said: str) -> None:
+    server, before = group.server, group.pids()
+    assert len(group.answer()) == 20
+    known = len(server.log.read_text())
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(group.answer(n=3900)))
+    asking.start()
+    time.sleep(0.2)
+    break_it(group)
+    until(lambda: readiness(server) == 503)
+    until(lambda: not set(before.values()) & {pid for pid in before.values() if Path(f"/proc/{pid}").exists()}, 5.0)
+    for name in group.orders.iterdir():
+        name.unlink()
+    asking.join(30)
+    assert re.match(r"status 50[03]", answers[0]), "the client gets an error"
+    until(lambda: readiness(server) == 200)
+    assert re.search(said, server.log.read_text()[known:]), server.log.read_text()[known:]
+    assert not set(group.pids().values()) & set(before.values())
+    assert len(group.answer()) == 20

@@ -174,7 +174,7 @@ NAMED = re.compile(
 
 GIVEN_NAMES = {
     ("layers.rope", "llama3"),
-    *((name, "disable_cudagraph") for name in ("config.tree", "config.check", "engine.build")),
+    *((name, "disable_cudagraph") for name in ("config.tree", "config.check", "engine.build", "engine.parts")),
     *(("config.foreign", word) for word in ("cuda", "CUDA_VISIBLE_DEVICES")),
 }
 """What Hugging Face's configs call something that families share, and options of other servers."""
@@ -229,6 +229,7 @@ OWN_WAYS = {
     "llmcore_server.http.admin.process": "ends its process, and says why",
     "llmcore_server.http.streaming.server": "ends its process, and says why",
     "llmcore_server.engine.process": "ends its process, and says why",
+    "llmcore_server.engine.rank": "ends its process, and says why",
     "llmcore.engine.in_process": "ends its thread, and tells who waits",
     "llmcore_devtools.conformance_scheduling": "raises it again",
 }

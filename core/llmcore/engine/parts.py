@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmcore.api.processors import LogitsProcessorSpec
@@ -27,7 +28,7 @@ from llmcore.engine.rank_messages import RankReady
 from llmcore.engine.sampler import RowSampler, RowScorer
 from llmcore.engine.upload import Tables
 from llmcore.layers.layout import Layout
-from llmcore.ops.sample import VARIANTS
+from llmcore.ops.sample import VARIANTS, Sampler
 from llmcore.registry.modes import chosen_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import weigh
@@ -52,6 +53,9 @@ class Parts:
     """Bytes free before anything was loaded."""
     left: int
     """Bytes free when the weights had been loaded."""
+    samplers: Mapping[str, Sequence[Sampler]]
+    """By variant of a draw."""
+    ops: StepOps
 
     @property
     def budget(self) -> Budget:
@@ -85,19 +89,12 @@ class Parts:
 
     def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> ModelRunner:
         """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
-        where, build = self.device.torch_device, self.loaded.build
+        where = self.device.torch_device
         groups = [
             GroupKV(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
         ]
         vocabulary, scores = self.loaded.config.vocab_size, self.loaded.config.scores
-        drawn = () if scores else VARIANTS
-        samplers = {variant: build.op("sample", variant=variant, vocab=vocabulary) for variant in drawn}
-        ops = StepOps(
-            inputs=build.op("step_inputs"),
-            outputs=build.op("step_outputs"),
-            slots=tuple(build.op("kv_slots", granule=group.layout.granule) for group in groups),
-        )
-        sampler = (RowScorer if scores else RowSampler)(tables, samplers, vocabulary)
+        sampler = (RowScorer if scores else RowSampler)(tables, self.samplers, vocabulary)
         kernels = self.config.kernels
         return ModelRunner(
             self.loaded.model,
@@ -105,7 +102,7 @@ class Parts:
             tables,
             groups,
             sampler,
-            ops,
+            self.ops,
             graph_rows=0 if kernels.disable_cudagraph else kernels.graph_max_batch_size,
             graph_bytes=graph_bytes,
             steered=any(
@@ -127,7 +124,17 @@ def load_parts(config: Config, registry: Registry, progress: Progress, index: in
     except OUT_OF_MEMORY as error:
         raise weights_short(device, figures(_predicted(config, registry, machine), device, free)) from error
     limits = scheduler_limits(config, loaded.config, device)
-    return Parts(config, registry, device, loaded, limits, machine, free, device.free_memory())
+    left, build = device.free_memory(), loaded.build
+    drawn = () if loaded.config.scores else VARIANTS
+    samplers = {variant: build.op("sample", variant=variant, vocab=loaded.config.vocab_size) for variant in drawn}
+    ops = StepOps(
+        inputs=build.op("step_inputs"),
+        outputs=build.op("step_outputs"),
+        slots=tuple(
+            build.op("kv_slots", granule=build.layout(group.name).granule) for group in loaded.config.kv_groups
+        ),
+    )
+    return Parts(config, registry, device, loaded, limits, machine, free, left, samplers, ops)
 
 
 def tables_of(parts: Parts) -> Tables:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 from grouped import ThreadGroup
 from llmcore.api.errors import ConfigError, LlmcoreError
-from llmcore.config import Config
 from llmcore.engine import llm as llm_module
 from llmcore.engine.llm import LLM
 from llmcore.engine.rank_messages import Begin, Drawn, Follow, Go, Make, RankLost, ToRank
@@ -30,18 +30,24 @@ def lost(group: ThreadGroup) -> str:
     return str(error)
 
 
-def test_other_kernels_are_refused(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+OTHER = """
+from llmcore.api import KernelSpec, Requires, hookimpl
+
+@hookimpl
+def register_kernels():
+    yield KernelSpec(op="kv_slots", name="other", make="llmcore.ops.kv_slots:make", when=Requires(device="cpu"))
+"""
+
+
+def test_other_kernels_are_refused(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plugin = tmp_path / "other.py"
+    plugin.write_text(OTHER)
     group = ThreadGroup()
-
-    def pinned(rank: int, config: Config) -> Config:
-        return replace(config, kernels=replace(config.kernels, kernel=("sample=torch",)))
-
-    group.config_of = pinned
+    group.config_of = lambda rank, config: replace(config, kernels=replace(config.kernels, kernel=("kv_slots=torch",)))
     monkeypatch.setattr(llm_module, "build_engine", group.build)
-    with pytest.raises(
-        ConfigError, match=r"rank 1 cannot .* rank 0: sample on .* kernel torch there.* --kernel sample="
-    ):
-        make_llm()
+    said = r"rank 1 cannot .* rank 0: kv_slots on cpu.* kernel torch there .* other here; .* --kernel kv_slots=other"
+    with pytest.raises(ConfigError, match=said):
+        make_llm(plugins=[str(plugin)])
     group.end()
 
 

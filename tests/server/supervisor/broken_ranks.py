@@ -32,9 +32,8 @@ def break_on_order(directory: str) -> None:
     if (orders / "absent").exists():
         time.sleep(LONG)
     from llmcore.engine.model_runner import ModelRunner
-    from llmcore_server.messages import Outlet
 
-    prepare, enqueue, send = ModelRunner.prepare, ModelRunner.enqueue, Outlet.send
+    prepare, enqueue = ModelRunner.prepare, ModelRunner.enqueue
 
     def preparing(self: Any, plan: Any) -> Any:
         if (orders / "raises").exists():
@@ -49,7 +48,4 @@ def break_on_order(directory: str) -> None:
             time.sleep(LONG)
         return enqueue(self, *args)
 
-    def sending(self: Any, message: Any) -> int:
-        return 1 if (orders / "silent").exists() else send(self, message)
-
-    ModelRunner.prepare, ModelRunner.enqueue, Outlet.send = preparing, enqueuing, sending  # type: ignore[method-assign]
+    ModelRunner.prepare, ModelRunner.enqueue = preparing, enqueuing  # type: ignore[method-assign]

@@ -16,11 +16,11 @@ import pytest
 from broken_ranks import site
 from llmcore_devtools import sockets
 from llmcore_devtools.fake_files import write_fake_model
-from llmcore_devtools.server import ENGINE_MODULE, RunningServer, serving
+from llmcore_devtools.server import ENGINE_MODULE, RunningServer, ServerFailed, serving
 from llmcore_server.supervisor import Grouping, Patience
 from llmcore_server.supervisor.group import RANK_MODULE
 
-PATIENCE = Patience(beat=0.05, stopped=0.3, silent=1.5, launching=1.5, joining=30.0)
+PATIENCE = Patience(beat=0.05, stopped=0.2, silent=1.0, launching=1.0, joining=30.0)
 
 
 @dataclass
@@ -76,10 +76,6 @@ def kill(group: Group) -> None:
     os.kill(group.pids()[RANK_MODULE], signal.SIGKILL)
 
 
-def kill_first(group: Group) -> None:
-    os.kill(group.pids()[ENGINE_MODULE], signal.SIGKILL)
-
-
 def stop(group: Group) -> None:
     os.kill(group.pids()[RANK_MODULE], signal.SIGSTOP)
 
@@ -95,16 +91,11 @@ def order(name: str) -> Callable[[Group], None]:
     ("break_it", "said"),
     [
         pytest.param(
-            kill, r"rank 1 of engine-0 \(pid \d+, cpu:1\): it .*; rank 0 .*; was ended by SIGKILL", id="kill"
+            kill, r"rank 1 of engine-0 \(pid \d+, cpu:1\): it .*; rank 0 .*; it was ended by SIGKILL", id="kill"
         ),
-        pytest.param(kill_first, r"rank 0 of engine-0 \(pid \d+, cpu:0\): it .*; was ended by SIGKILL", id="first"),
-        pytest.param(stop, r"rank 1 of engine-0 .* was stopped by a signal 0.3 s ago; rank 0 ", id="stop"),
-        pytest.param(order("silent"), r"rank 1 of engine-0 .* was silent for 1.5 s; rank 0 ", id="silent"),
-        pytest.param(order("raises"), r"rank 1 failed in step \d+: RuntimeError: told to raise", id="raises"),
+        pytest.param(stop, r"rank 1 of engine-0 .* was stopped by a signal 0.2 s ago; rank 0 ", id="stop"),
         pytest.param(order("packs"), r"rank 1 failed in step \d+: .*packs the step differently", id="packs"),
-        pytest.param(
-            order("slow"), r"rank 1 of engine-0 .* not launched a step within 1.5 s .* in step \d+", id="slow"
-        ),
+        pytest.param(order("slow"), r"rank 1 of engine-0 .* not launched a step within 1 s .* in step \d+", id="slow"),
     ],
 )
 def test_a_broken_rank_ends_its_group(group: Group, break_it: Callable[[Group], None], said: str) -> None:
@@ -126,3 +117,53 @@ def test_a_broken_rank_ends_its_group(group: Group, break_it: Callable[[Group], 
     assert re.search(said, server.log.read_text()[known:]), server.log.read_text()[known:]
     assert not set(group.pids().values()) & set(before.values())
     assert len(group.answer()) == 20
+
+
+def test_a_rank_that_never_joins_is_named_and_nothing_is_left(model: Path, orders: Path) -> None:
+    (orders / "absent").touch()
+    patience = Patience(joining=8.0)
+    with (
+        pytest.raises(ServerFailed) as failed,
+        serving(model, max_total_token_num=4000, grouping=Grouping(ranks=2, patience=patience)),
+    ):
+        pass
+    (orders / "absent").unlink()
+    assert re.search(
+        r"StartupError: rank 1 of engine-0 \(pid \d+\) has not joined within 8 s; rank 0 .*; start the server again",
+        str(failed.value),
+    )
+    assert not ranks_left()
+
+
+def test_without_a_monitor_the_server_ends_too_and_nothing_is_left(model: Path, orders: Path) -> None:
+    with serving(model, max_total_token_num=4000, grouping=Grouping(ranks=2, patience=PATIENCE)) as server:
+        group, directory, children = Group(server, orders), run_directory(server), server.children()
+        assert (directory / "engine-0.1").is_socket()
+        assert len(group.answer()) == 20
+        (orders / "raises").touch()
+        assert re.match(r"status 50[03]", group.answer())
+        assert server.process.wait(30) == 1
+        (orders / "raises").unlink()
+        said = r"rank 1 of engine-0 .*; it failed: rank 1 failed in step \d+: RuntimeError: told to raise.*; the server ends"
+        assert re.search(said, server.log.read_text())
+        assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
+        assert not directory.exists() and not ranks_left()
+
+
+def run_directory(server: RunningServer) -> Path:
+    """The directory with the sockets of a server that runs: it holds a lock on it."""
+    links = [os.readlink(path) for path in Path(f"/proc/{server.process.pid}/fd").iterdir() if path.is_symlink()]
+    return next(Path(link) for link in links if re.fullmatch(r"/tmp/llmcore-\w+", link))
+
+
+def ranks_left() -> list[str]:
+    """Command lines of ranks with no parent."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text, parent = path.read_bytes().decode(), (path.parent / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue  # it has just ended
+        if RANK_MODULE in text and parent == "1":
+            found.append(text)
+    return found

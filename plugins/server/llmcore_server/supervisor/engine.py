@@ -85,12 +85,17 @@ class Engine:
         return self._group.hung(self._spawner.clock.now)
 
     @property
-    def place(self) -> str:
-        """The rank that has died, for people, with what it did; "" where there is one rank."""
-        dead = next((number for number, rank in enumerate(self.ranks) if not rank.alive), None)
-        if dead is None or self._group is None:
-            return ""
-        return f"{self._group.place(dead)}: {self._group.doing(dead)}"
+    def broken(self) -> Child | None:
+        """A rank of a group of several that has ended, or has said why it will."""
+        if self._group is None:
+            return None
+        return next((rank for rank in self.ranks if rank.last_words or not rank.alive), None)
+
+    def place(self, rank: Child) -> str:
+        """A rank of a group of several, for people, with what it did when it was last heard."""
+        assert self._group is not None
+        number = self.ranks.index(rank)
+        return f"{self._group.place(number)}: {self._group.doing(number)}"
 
     def loaded_more(self) -> None:
         """Take note that loading made progress."""

@@ -171,12 +171,14 @@ class Processes:
     def kill_hung(self) -> None:
         """Kill the children that make no progress; they are replaced like all that die."""
         for engine in self.engines:
-            if why := engine.hung:
-                if len(engine.ranks) > 1:
-                    engine.end = why
-                for rank in engine.ranks:
-                    self.failures.kill_hung(rank, why if rank is engine.ranks[0] else f"{rank.name} is of its group")
-            self._end_group(engine)
+            self._end_broken(engine)
+            if not (why := engine.hung):
+                continue
+            if len(engine.ranks) > 1:
+                engine.end = why
+                logger.error("%s; its group is ended", why)
+            for rank in engine.ranks:
+                self.failures.kill_hung(rank, why if len(engine.ranks) == 1 else f"{rank.name} is of this group")
         for kind in self._kinds:
             for child, why in kind.hung():
                 self.failures.kill_hung(child, f"{child.name} {why}")
@@ -186,8 +188,7 @@ class Processes:
         if engine.end:
             return engine.end
         assert engine.dead is not None
-        end = self.failures.obituary(engine.dead)
-        return f"{engine.place}; {end}" if engine.place else f"the engine {end}"
+        return f"the engine {self.failures.obituary(engine.dead)}"
 
     def startup_error(self, engine: Engine) -> LlmcoreError:
         """The error that ends a start-up because of this engine, which is dead."""
@@ -198,11 +199,12 @@ class Processes:
             f"{engine.end}; start the server again, or give --health_monitor, which starts another in its place"
         )
 
-    def _end_group(self, engine: Engine) -> None:
-        """Kill the rest of a group of which a rank has died: it waits for the dead one for ever."""
-        if engine.dead is None or len(engine.ranks) == 1 or not any(rank.alive for rank in engine.ranks):
+    def _end_broken(self, engine: Engine) -> None:
+        """End a group of ranks of which one has failed: the others would wait for it for ever."""
+        broken = engine.broken
+        if broken is None or engine.end:
             return
-        engine.end = self.obituary(engine)
+        engine.end = f"{engine.place(broken)}; it {self.failures.obituary(broken)}"
         for rank in engine.ranks:
             rank.kill()
 

@@ -9,7 +9,7 @@ from random import Random
 from llmcore.api import BalancerSpec, hookimpl
 from llmcore.api.balancing import Arrival, Candidate
 
-KV_WEIGHT = 0.05
+KV_WEIGHT = 0.01
 """Tokens of prompt that take as long as the slower steps that one token in KV causes (`benchmarks/fleet.py`)."""
 
 FEW = 64

@@ -67,7 +67,8 @@ class Running:
 
 
 class Replica:
-    """Prompts are computed one after the other. A request waits while its prompt and answer have no room in KV.
+    """Prompts are computed in their order, short ones together. A request waits while its prompt and answer have no room
+    in KV.
 
     An answer keeps the pace that the batch had at its first token.
     """
@@ -79,7 +80,7 @@ class Replica:
         """Tokens of prompts that wait. What the cache has of them is known when they start."""
         self.live = 0
         self.running: dict[int, Running] = {}
-        self.computing: Running | None = None
+        self.computing: list[Running] = []
         self._cache: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -101,29 +102,36 @@ class Replica:
         self.queue.append((number, work))
         self.waiting += work.prompt - min(self.cached(work.chunks(work.prompt)), work.prompt - 1)
 
-    def start(self) -> tuple[Running, float] | None:
-        """The next prompt and the seconds that it takes; None if none can start now."""
-        if self.computing or not self.queue or len(self.running) >= self.machine.rows:
+    def start(self) -> float | None:
+        """Takes the next prompts into `computing`, as many as fit into a step. Returns the seconds until their first
+        tokens, or None if none can start now."""
+        if self.computing:
             return None
-        number, work = self.queue[0]
-        chunks = work.chunks(work.prompt)
-        hit = min(self.cached(chunks), work.prompt - 1)
-        live = work.prompt - hit + work.answer
-        if self.running and self.live + live > self.machine.kv:
-            return None
-        seconds = self.machine.prefill(work.prompt - hit, len(self.running), self.live)
-        self.queue.popleft()
-        self.computing = self.running[number] = Running(number, work, hit, live)
-        self.live += live
-        self._keep(chunks)
-        return self.computing, seconds
+        rows, live, tokens = len(self.running), self.live, 0
+        while self.queue and len(self.running) < self.machine.rows:
+            number, work = self.queue[0]
+            chunks = work.chunks(work.prompt)
+            hit = min(self.cached(chunks), work.prompt - 1)
+            needed = work.prompt - hit + work.answer
+            if self.running and self.live + needed > self.machine.kv:
+                break
+            if self.computing and tokens + work.prompt - hit > self.machine.step_tokens:
+                break
+            self.queue.popleft()
+            self.running[number] = Running(number, work, hit, needed)
+            self.computing.append(self.running[number])
+            self.live += needed
+            tokens += work.prompt - hit
+            self._keep(chunks)
+        return self.machine.prefill(tokens, rows, live) if self.computing else None
 
-    def computed(self) -> float:
-        """The prompt is computed. Returns the seconds until its answer is complete."""
-        assert self.computing is not None, "no prompt is being computed"
-        done, self.computing = self.computing, None
-        self.waiting = max(0, self.waiting - (done.work.prompt - done.hit)) if self.queue else 0
-        return done.work.answer * self.machine.decode(len(self.running), self.live)
+    def computed(self) -> list[tuple[Running, float]]:
+        """The prompts are computed. Returns them with the seconds until each one's answer is complete."""
+        done, self.computing = self.computing, []
+        computed = sum(running.work.prompt - running.hit for running in done)
+        self.waiting = max(0, self.waiting - computed) if self.queue else 0
+        pace = self.machine.decode(len(self.running), self.live)
+        return [(running, running.work.answer * pace) for running in done]
 
     def finish(self, number: int) -> None:
         """An answer is complete. What it wrote stays cached while there is room."""

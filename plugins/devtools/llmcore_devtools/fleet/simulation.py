@@ -1,4 +1,8 @@
-"""The front of a simulated fleet: it asks the balancer, hears reports late, and notices deaths by their silence."""
+"""The front of a simulated fleet: it asks the balancer, hears reports late, and notices deaths by their silence.
+
+The front knows at once what it sends, and sees the first and the last token of each answer. All else it knows from
+reports.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import NamedTuple
 from llmcore.api.balancing import Arrival, Balancer, Candidate
 from llmcore.fleet.hits import CHUNK, Hits
 
-from llmcore_devtools.fleet.replica import Replica, Running
+from llmcore_devtools.fleet.replica import Replica
 from llmcore_devtools.fleet.traces import Trace
 
 REPORT = 0.25
@@ -73,8 +77,8 @@ class _Place:
         self.heard = 0.0
         """The time of its last report."""
         self.listed = True
-        self.sent: dict[int, float] = {}
-        """Requests that it has not answered -> the time at which they were sent."""
+        self.sent: dict[int, tuple[float, int]] = {}
+        """Requests that it has not answered -> the time at which they were sent, and their uncached tokens."""
         self.latency = 0.0
         self.got = 0
 
@@ -149,7 +153,7 @@ class Simulation:
         waiting, requests = chosen.waiting + call.prompt - chosen.hit, chosen.requests + 1
         self._candidates[position] = replace(chosen, waiting=waiting, requests=requests, hit=0)
         self._window[self._listed[position]] += 1
-        place.sent[number] = self._now
+        place.sent[number] = self._now, call.prompt - chosen.hit
         place.got += 1
         if place.alive:
             place.replica.add(number, call)
@@ -159,26 +163,36 @@ class Simulation:
             self._late += self._now - place.died > 1.0
 
     def _start(self, index: int) -> None:
-        started = self._places[index].replica.start()
-        if started:
-            running, seconds = started
-            self._plan(self._now + seconds, "computed", index, running.number)
-            self._count(running)
-
-    def _count(self, running: Running) -> None:
-        self._cached += running.hit
-        self._prompts += running.work.prompt
+        replica = self._places[index].replica
+        seconds = replica.start()
+        if seconds is None:
+            return
+        self._plan(self._now + seconds, "computed", index)
+        for running in replica.computing:
+            self._cached += running.hit
+            self._prompts += running.work.prompt
 
     def _computed(self, event: _Event) -> None:
-        self._first.setdefault(event.number, self._now - self._calls[event.number].time)
-        seconds = self._places[event.replica].replica.computed()
-        self._plan(self._now + seconds, "finished", event.replica, event.number)
+        place = self._places[event.replica]
+        for running, seconds in place.replica.computed():
+            self._change(place, waiting=place.sent[running.number][1])
+            self._first.setdefault(running.number, self._now - self._calls[running.number].time)
+            self._plan(self._now + seconds, "finished", event.replica, running.number)
         self._start(event.replica)
+
+    def _change(self, place: _Place, waiting: int = 0, requests: int = 0) -> None:
+        """The front sees that a place has computed or answered something."""
+        position = self._position.get(place.name)
+        if position is not None:
+            was = self._candidates[position]
+            left = max(0, was.waiting - waiting), max(0, was.requests - requests)
+            self._candidates[position] = replace(was, waiting=left[0], requests=left[1])
 
     def _finished(self, event: _Event) -> None:
         place = self._places[event.replica]
         place.replica.finish(event.number)
-        took = self._now - place.sent.pop(event.number)
+        self._change(place, requests=1)
+        took = self._now - place.sent.pop(event.number)[0]
         place.latency = 0.9 * place.latency + 0.1 * took if place.latency else took
         self._done += 1
         self._start(event.replica)

@@ -109,10 +109,12 @@ def _deaths(random: Random, replicas: int, seconds: float) -> Mapping[int, tuple
 @dataclass(frozen=True)
 class _Kind:
     """How a trace is made. `load`: the share of the fleet's time that the prompts take if no cache holds anything.
+    `kv`: tokens in each replica's KV.
     `slow`: one of this number of replicas has a third of the speed, which its operator does not say; 0 for none."""
 
     make: Callable[[Random, Lengths, int], Iterator[tuple[Call, ...]]]
     load: float
+    kv: int = Machine.kv
     slow: int = 0
     deaths: bool = False
 
@@ -124,6 +126,7 @@ TRACES: Mapping[str, _Kind] = {
     "zipf": _Kind(_ZIPF, 1.0),
     "sessions": _Kind(_sessions, 0.7),
     "hot": _Kind(_hot, 0.8),
+    "memory": _Kind(_ZIPF, 0.7, kv=30_000),
     "slow": _Kind(_ZIPF, 0.8, slow=10),
     "deaths": _Kind(_ZIPF, 0.8, deaths=True),
 }
@@ -140,7 +143,7 @@ def make_trace(name: str, lengths: Lengths, replicas: int, requests: int, seed: 
         count += len(groups[-1])
         if count == requests:
             break
-    machine = Machine()
+    machine = Machine(kv=kind.kv)
     work = sum(machine.prefill(call.prompt) for call in chain.from_iterable(groups))
     seconds = work / (kind.load * replicas)
     calls = []
@@ -150,7 +153,7 @@ def make_trace(name: str, lengths: Lengths, replicas: int, requests: int, seed: 
             Call((start + call.time) % seconds, call.prompt, call.answer, call.common, call.shared, call.own)
             for call in group
         ]
-    slow = Machine(speed=1 / 3)
+    slow = Machine(speed=1 / 3, kv=kind.kv)
     machines = [slow if kind.slow and not index % kind.slow else machine for index in range(replicas)]
     deaths = _deaths(random, replicas, seconds) if kind.deaths else {}
     return Trace(name, sorted(calls, key=lambda call: call.time), Fleet(machines, deaths))

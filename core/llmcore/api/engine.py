@@ -6,6 +6,7 @@ from llmcore.engine.engine import DeviceLost, Engine, Events, refusal
 from llmcore.engine.follower import Follower
 from llmcore.engine.leader import Led
 from llmcore.engine.model_runner import GroupKV
+from llmcore.engine.parts import join
 from llmcore.engine.rank_messages import Answer, Broke, Doing, FromRank, RankLost, RankReady, ToRank
 from llmcore.sched.scheduler import QueueStats
 from llmcore.weights.source import open_checkpoint, read_model_as_set
@@ -27,6 +28,7 @@ __all__ = [
     "ToRank",
     "build_engine",
     "die_with_parent",
+    "join",
     "open_checkpoint",
     "read_model_as_set",
     "refusal",

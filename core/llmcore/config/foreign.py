@@ -78,7 +78,6 @@ _LOCAL = "a plugin that fetches models brings it, and none is active: pip instal
 _NO_GROUP: Mapping[str | None, str] = {None: "a model runs on one device, so processes form no group"}
 
 ABSENT: tuple[Absent, ...] = (
-    _absent("tp", _ONE_GPU, accepts=("1",)),
     _absent("dp", _ONE_GPU, accepts=("1",)),
     _absent("nnodes", _ONE_HOST, accepts=("1",)),
     _absent("node_rank", _ONE_HOST, accepts=("0",)),

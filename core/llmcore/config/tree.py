@@ -43,6 +43,12 @@ class Model:
         one_word=True,
         first_page=True,
     )
+    tp: int = option(
+        1,
+        "Processes that share every layer of the model, each with a part of its weights and of the KV cache.",
+        unit="processes",
+        low=1,
+    )
     tokenizer_mode: str = option("fast", "Which tokenizer to use.", choices=("fast", "slow", "auto"))
     tool_call_parser: str | None = option(
         None, "Parser of the model's tool calls: a name, none, or auto, by the chat template (default: auto)."

@@ -53,7 +53,9 @@ def build_engine(
     started = time.monotonic()
     for kind, name in _policies(config):  # before anything takes long
         registry.find(kind, name)
-    parts = load_parts(config, registry, progress or silent)
+    if config.model.tp != ranks.mesh.size("attn_tp"):
+        raise ConfigError(f"--tp {config.model.tp} needs processes that `llmcore serve` starts; leave it out")
+    parts = load_parts(config, registry, progress or silent, mesh=ranks.mesh)
     device, loaded = parts.device, parts.loaded
     read = time.monotonic()
     ranks.join(ready_of(parts, 0))

@@ -34,15 +34,17 @@ from llmcore.engine.rank_messages import (
     Uplink,
 )
 from llmcore.engine.upload import Tables
+from llmcore.layers.mesh import Mesh
 from llmcore.registry.registry import Registry
 from llmcore.sched.plan import decode
 
 
 class Follower:
-    """Rank `rank`. `number`: its newest step, 0 before the first."""
+    """Rank `rank`, which has the part `mesh` of the model. `number`: its newest step, 0 before the first."""
 
-    def __init__(self, rank: int, uplink: Uplink, pulse: Pulse) -> None:
+    def __init__(self, rank: int, uplink: Uplink, pulse: Pulse, mesh: Mesh | None = None) -> None:
         self.number = 0
+        self._mesh = mesh
         self._rank = rank
         self._uplink = uplink
         self._pulse = pulse
@@ -58,7 +60,7 @@ class Follower:
         """
         try:
             self._pulse(0, "loading")
-            parts = load_parts(config, registry, silent, self._rank)
+            parts = load_parts(config, registry, silent, self._rank, self._mesh)
             self._uplink.send(ready_of(parts, self._rank))
             self._serve(parts)
         except BaseException as error:

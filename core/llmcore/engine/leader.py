@@ -31,6 +31,7 @@ from llmcore.engine.rank_messages import (
     difference,
 )
 from llmcore.engine.token_masks import Outcome
+from llmcore.layers.mesh import Mesh
 from llmcore.sched.plan import StepPlan, StepResult, encode
 from llmcore.sched.processors import Steered
 
@@ -155,6 +156,9 @@ class Leader:
 class Ranks(Protocol):
     """The ranks that build an engine, as rank 0 sees them."""
 
+    mesh: Mesh
+    """The part of the model that rank 0 has."""
+
     def join(self, ready: RankReady) -> None:
         """Wait until every rank has loaded its model. Raises ConfigError for one that is not like rank 0, `ready`."""
 
@@ -173,6 +177,8 @@ class Ranks(Protocol):
 
 class Alone:
     """Ranks of a group of one: there is nobody to tell."""
+
+    mesh = Mesh()
 
     def join(self, ready: RankReady) -> None:
         """Nobody joins."""
@@ -194,9 +200,11 @@ class Alone:
 
 
 class Led:
-    """Ranks of a group of several, behind `link`. `pulse` hears what rank 0 does."""
+    """Ranks of a group of several, behind `link`. `pulse` hears what rank 0 does, which has the part `mesh` of the
+    model."""
 
-    def __init__(self, link: Link, pulse: Pulse) -> None:
+    def __init__(self, link: Link, pulse: Pulse, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh or Mesh()
         self._link = link
         self._pulse = pulse
         self._numbers = iter(range(1, 1 << 62))

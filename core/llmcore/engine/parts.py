@@ -7,6 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch.distributed.distributed_c10d import FileStore
+
+from llmcore.api.errors import ConfigError
 from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.config import Config
@@ -28,11 +32,16 @@ from llmcore.engine.rank_messages import RankReady
 from llmcore.engine.sampler import RowSampler, RowScorer
 from llmcore.engine.upload import Tables
 from llmcore.layers.layout import Layout
+from llmcore.layers.mesh import Mesh, tensor_parallel
+from llmcore.ops.comm import connect
 from llmcore.ops.sample import VARIANTS, Sampler
 from llmcore.registry.modes import chosen_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import weigh
 from llmcore.weights.source import open_checkpoint
+
+PEER_SECONDS = 600.0
+"""Seconds that a rank waits for the others in a step. The supervisor of a server ends a group that hangs far earlier."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -112,17 +121,31 @@ class Parts:
         )
 
 
-def load_parts(config: Config, registry: Registry, progress: Progress, index: int = 0) -> Parts:
-    """Load the model on device number `index`. Raises ConfigError."""
-    device = pick_device(registry, config.model.device, index)
+def join(store: str, rank: int, ranks: int) -> Mesh:
+    """The mesh of `rank` of `ranks` processes that share every layer, once all of them have joined.
+
+    `store`: a file of this host that none of them has used before. Raises RuntimeError if a rank does not come.
+    """
+    if ranks == 1:
+        return Mesh()
+    return tensor_parallel(rank, ranks, connect(FileStore(store, ranks), rank, ranks, PEER_SECONDS))
+
+
+def load_parts(
+    config: Config, registry: Registry, progress: Progress, index: int = 0, mesh: Mesh | None = None
+) -> Parts:
+    """Load the model, or this rank's part of it, on device number `index`. Raises ConfigError."""
+    device, mesh = pick_device(registry, config.model.device, index), mesh or Mesh()
+    if mesh.size("attn_tp") > 1:
+        _share(device, mesh.size("attn_tp"))
     kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
     machine = Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
     device.reset_peak()
     free = device.free_memory()
     try:
-        loaded = load_model(config, registry, device, progress)
+        loaded = load_model(config, registry, device, progress, mesh)
     except OUT_OF_MEMORY as error:
-        raise weights_short(device, figures(_predicted(config, registry, machine), device, free)) from error
+        raise weights_short(device, figures(_predicted(config, registry, machine, mesh), device, free)) from error
     limits = scheduler_limits(config, loaded.config, device)
     left, build = device.free_memory(), loaded.build
     drawn = () if loaded.config.scores else VARIANTS
@@ -160,11 +183,21 @@ def ready_of(parts: Parts, rank: int) -> RankReady:
     return RankReady(rank, parts.loaded.build.chosen(), parts.registry.fingerprint(), fingerprint_of(parts))
 
 
-def _predicted(config: Config, registry: Registry, machine: Machine) -> Budget:
+def _share(device: Device, ranks: int) -> None:
+    """Prepare for other ranks beside this one. Raises ConfigError on a device on which they cannot work together."""
+    if device.torch_device.type != "cpu":
+        raise ConfigError(
+            f"--tp {ranks} is not available on {device.info.type} in this version: the kernels that add the results "
+            "of ranks work in CPU memory; use --device cpu, or one rank and a smaller model or --mode"
+        )
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+
+
+def _predicted(config: Config, registry: Registry, machine: Machine, mesh: Mesh) -> Budget:
     """The prediction for a model whose weights could not be loaded."""
     checkpoint = open_checkpoint(registry, config.model.path, weights=False)
     modes = chosen_modes(config, registry)
-    plan = blueprint(config, registry, machine.info, checkpoint).pinned(modes, config.kernels.kernel)
+    plan = blueprint(config, registry, machine.info, checkpoint, mesh).pinned(modes, config.kernels.kernel)
     dry = plan.dry()
     layouts = [dry.build.layout(group.name) for group in plan.model.kv_groups]
     return predict(plan.model, weigh(dry.model), config, machine, token_bytes(layouts))

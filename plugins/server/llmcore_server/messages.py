@@ -61,8 +61,8 @@ class EngineLaunch(Launch, frozen=True, kw_only=True):
 
     report_seconds: float
     """Seconds between two `Snapshot`s."""
-    ranks: int = 1
-    """The ranks of its group, which compute every step together; the fields below matter where there are several."""
+    store: str = ""
+    """The file through which its ranks meet; this and the fields below matter where `--tp` asks for several."""
     mailboxes: tuple[str, ...] = ()
     """The endpoints that the other ranks bind, in order of rank."""
     answers: str = ""
@@ -76,6 +76,8 @@ class RankLaunch(Launch, frozen=True, kw_only=True):
 
     rank: int
     """Its number, from 1; also that of its device."""
+    store: str
+    """The file through which the ranks meet."""
     link: str
     """The endpoint that it binds for the messages of rank 0."""
     answers: str

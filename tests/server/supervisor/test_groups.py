@@ -68,7 +68,7 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def group(model: Path, orders: Path) -> Iterator[Group]:
     settings = {"max_total_token_num": 4000, "health_monitor": True, "restart_pause": 0.05, "restart_limit": 0}
-    with serving(model, grouping=Grouping(ranks=2, patience=PATIENCE), **settings) as server:
+    with serving(model, grouping=Grouping(patience=PATIENCE), tp=2, **settings) as server:
         yield Group(server, orders)
 
 
@@ -124,7 +124,7 @@ def test_a_rank_that_never_joins_is_named_and_nothing_is_left(model: Path, order
     patience = Patience(joining=8.0)
     with (
         pytest.raises(ServerFailed) as failed,
-        serving(model, max_total_token_num=4000, grouping=Grouping(ranks=2, patience=patience)),
+        serving(model, max_total_token_num=4000, grouping=Grouping(patience=patience), tp=2),
     ):
         pass
     (orders / "absent").unlink()
@@ -136,7 +136,7 @@ def test_a_rank_that_never_joins_is_named_and_nothing_is_left(model: Path, order
 
 
 def test_without_a_monitor_the_server_ends_too_and_nothing_is_left(model: Path, orders: Path) -> None:
-    with serving(model, max_total_token_num=4000, grouping=Grouping(ranks=2, patience=PATIENCE)) as server:
+    with serving(model, max_total_token_num=4000, grouping=Grouping(patience=PATIENCE), tp=2) as server:
         group, directory, children = Group(server, orders), run_directory(server), server.children()
         assert (directory / "engine-0.1").is_socket()
         assert len(group.answer()) == 20
@@ -144,7 +144,9 @@ def test_without_a_monitor_the_server_ends_too_and_nothing_is_left(model: Path, 
         assert re.match(r"status 50[03]", group.answer())
         assert server.process.wait(30) == 1
         (orders / "raises").unlink()
-        said = r"rank 1 of engine-0 .*; it failed: rank 1 failed in step \d+: RuntimeError: told to raise.*; the server ends"
+        said = (
+            r"rank 1 of engine-0 .*; it failed: rank 1 failed in step \d+: RuntimeError: told to raise.*; the server "
+        )
         assert re.search(said, server.log.read_text())
         assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
         assert not directory.exists() and not ranks_left()

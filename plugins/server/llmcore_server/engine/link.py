@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import zmq
-from llmcore.api.engine import Answer, Broke, FromRank, Led, RankLost, RankReady, ToRank
+from llmcore.api.engine import Answer, Broke, FromRank, Led, RankLost, RankReady, ToRank, join
 from llmcore.registry.registry import Registry
 
 from llmcore_server.engine.beats import Beats, device_name
@@ -78,13 +78,13 @@ class RankUplink:
 @contextmanager
 def led(launch: EngineLaunch, registry: Registry, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Led | None]:
     """The other ranks of rank 0's group, which end in good order with the block; None if it has none."""
-    if launch.ranks == 1:
+    if launch.config.model.tp == 1:
         yield None
         return
     device = device_name(registry, launch.config.model.device, 0)
     beats = Beats(context, launch.name, launch.control, launch.beat_seconds, device)
     link = RankLink(context, launch.mailboxes, launch.answers)
-    ranks = Led(link, beats)
+    ranks = Led(link, beats, join(launch.store, 0, launch.config.model.tp))
     yield ranks
     ranks.end()
     link.close()

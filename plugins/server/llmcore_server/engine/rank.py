@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import zmq
-from llmcore.api.engine import Follower
+from llmcore.api.engine import Follower, join
 from llmcore.api.errors import Stopped
 from llmcore.registry.loader import build_registry
 
@@ -22,7 +22,8 @@ def run(launch: RankLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     beats = Beats(context, launch.name, launch.control, launch.beat_seconds, device)
     uplink = RankUplink(context, launch.link, launch.answers)
     with registry.lifetime(launch.config):
-        Follower(launch.rank, uplink, beats).run(launch.config, registry)
+        mesh = join(launch.store, launch.rank, launch.config.model.tp)
+        Follower(launch.rank, uplink, beats, mesh).run(launch.config, registry)
     uplink.close()
     beats.close()
 

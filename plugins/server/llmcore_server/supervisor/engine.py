@@ -133,9 +133,11 @@ class Engine:
     def _spawn_ranks(self) -> list[Child]:
         """Start all its ranks, or none. Raises OSError and ZMQError."""
         spawner, grouping = self._spawner, self._grouping
-        names = [f"{self.name}.{rank}" for rank in range(1, grouping.ranks)]
+        names = [f"{self.name}.{rank}" for rank in range(1, spawner.config.model.tp)]
         links = [spawner.directory.address(name) for name in names]
         answers = spawner.directory.address(f"{self.name}.answers") if links else ""
+        store = spawner.directory.path / f"{self.name}.store"
+        store.unlink(missing_ok=True)  # of ranks that have ended
         ranks: list[Child] = []
         try:
             ranks.append(
@@ -145,7 +147,7 @@ class Engine:
                     self.name,
                     mailbox=self.mailbox,
                     report_seconds=self._report_seconds,
-                    ranks=grouping.ranks,
+                    store=str(store),
                     mailboxes=tuple(links),
                     answers=answers,
                     beat_seconds=grouping.patience.beat,
@@ -158,6 +160,7 @@ class Engine:
                         RankLaunch,
                         name,
                         rank=rank,
+                        store=str(store),
                         link=link,
                         answers=answers,
                         beat_seconds=grouping.patience.beat,

@@ -39,9 +39,8 @@ class Patience:
 
 @dataclass(frozen=True)
 class Grouping:
-    """The ranks of each engine of a server: their number, and the module of all but the first."""
+    """The ranks of each engine of a server: the module of all but the first, and how long they may be silent."""
 
-    ranks: int = 1
     module: str = RANK_MODULE
     patience: Patience = Patience()
 

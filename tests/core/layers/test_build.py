@@ -170,7 +170,5 @@ def test_a_layout_of_heads_has_those_of_its_rank() -> None:
 def test_fixed_scales_of_kv_are_not_cut_over_ranks() -> None:
     pins, checkpoint = Pins(layouts={"token": "token-fp8"}), Held()
     build(pins=pins).calibrate(checkpoint, {})
-    with pytest.raises(
-        ConfigError, match="'token-fp8' has fixed scales for each KV head, which are not cut"
-    ):
+    with pytest.raises(ConfigError, match="'token-fp8' has fixed scales for each KV head, which are not cut"):
         build(pins=pins, mesh=tensor_parallel(0, 2)).calibrate(checkpoint, {})

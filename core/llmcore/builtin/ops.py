@@ -76,9 +76,9 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
         (),
     ),
     "comm.all_reduce": ("(x [T, size]) -> [T, size], the sum over the ranks", ()),
-    "comm.all_gather": ("(x [T, size]) -> [T, ranks size]", ()),
-    "comm.broadcast": ("(x [T, size]) -> [T, size], as rank 0 gives it", ()),
-    "comm.exchange": ("(x [T, size]) -> [ranks, T, size]", ()),
+    "comm.all_gather": ("(x [T, size] of any type) -> [T, ranks size]", ()),
+    "comm.broadcast": ("(x [T, size] of any type) -> [T, size], as rank 0 gives it", ()),
+    "comm.exchange": ("(x [T, size] of any type) -> [ranks, T, size]", ()),
     "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),
 }
 

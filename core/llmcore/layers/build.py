@@ -361,7 +361,7 @@ class Build:
         """
         for group in self.config.kv_groups:
             layout = self.layout(group.name)
-            if layout.sharded and self.mesh.size("attn_tp") > 1 and layout.constants(group.layers[0]):
+            if layout.sharded and self.mesh.size("attn_tp") > 1 and any(map(layout.constants, group.layers)):
                 raise ConfigError(
                     f"KV of layout {layout.group.layout!r} has fixed scales for each KV head, which are not cut over "
                     "ranks yet; serve the model with another KV layout, or on one rank"

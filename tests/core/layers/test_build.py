@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from built import build
+from built import CONFIG, build
+from held import Held
 from llmcore.api import AttnSpec, KernelSpec, OpContext, Requires, hookimpl
 from llmcore.api.errors import ConfigError, PluginError, ResolveError
 from llmcore.api.specs import PluginInfo
-from llmcore.layers import InputForm, RMSNorm, Rounded, Rows, packed, packing
+from llmcore.layers import InputForm, RMSNorm, Rounded, Rows, packed, packing, tensor_parallel
 from llmcore.ops import add_rms_norm
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
@@ -152,3 +153,22 @@ def test_a_kernel_replaces_the_tensors_that_it_packs() -> None:
     assert packed(Single().pack, {"x": "x", "weight": "weight"}) == {"x": "x", "weight": "weight packed"}
     assert packing([Kernel(), Single()]) is None and packing([Kernel(), object()]) is None
     assert packing([single := Single(), Single()]) == single.pack
+
+
+def test_a_layout_of_heads_has_those_of_its_rank() -> None:
+    groups = tuple(replace(CONFIG.kv_groups[0], kv_heads=heads) for heads in (4, 1))
+    for group, held in zip(groups, (2, 1), strict=True):
+        made = build(config=replace(CONFIG, kv_groups=(group,)), mesh=tensor_parallel(1, 2))
+        layout = made.layout("all")
+        assert layout.group.kv_heads == held and layout.tensors(3, made.torch_device)[0][0].shape == (3, held, 4)
+        assert layout.bytes == held * 2 * 4 * 4
+    latent = replace(groups[1], layout="mla-latent", key_size=6)
+    made = build(config=replace(CONFIG, kv_groups=(latent,)), mesh=tensor_parallel(1, 2))
+    assert made.layout("all").group == latent
+
+
+def test_fixed_scales_of_kv_are_not_cut_over_ranks() -> None:
+    pins, checkpoint = Pins(layouts={"token": "token-fp8"}), Held()
+    build(pins=pins).calibrate(checkpoint, {})
+    with pytest.raises(ConfigError, match="'token-fp8' has fixed scales for each KV head, which are not cut"):
+        build(pins=pins, mesh=tensor_parallel(0, 2)).calibrate(checkpoint, {})

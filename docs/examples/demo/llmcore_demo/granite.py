@@ -60,8 +60,8 @@ class ScaledHead(LMHead):
         super().__init__(build, config.hidden_size, config.vocab_size, weight=weight)
         self.divisor = config.logits
 
-    def forward(self, x, step):
-        return super().forward(x, step).float() / self.divisor
+    def scores(self, x, step):
+        return super().scores(x, step).float() / self.divisor
 
 
 class Block(torch.nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.distributed_c10d import FileStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in torch's stubs
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.processors import LogitsProcessorSpec
@@ -41,7 +41,7 @@ from llmcore.weights.load import weigh
 from llmcore.weights.source import open_checkpoint
 
 PEER_SECONDS = 600.0
-"""Seconds that a rank waits for the others in a step. The supervisor of a server ends a group that hangs far earlier."""
+"""Seconds that a rank waits for the others in a step. A server's supervisor ends a group that hangs far earlier."""
 
 
 def silent(stage: str, done: int, total: int) -> None:

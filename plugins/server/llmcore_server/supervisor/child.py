@@ -123,6 +123,11 @@ class Child:
         """True if a signal has ended it, so another one may serve."""
         return not self.alive and self._process.returncode < 0
 
+    @property
+    def failed(self) -> bool:
+        """True if it has ended and was not asked to, or has said why it will."""
+        return self.last_words is not None or not (self.alive or self._process.returncode == 0)
+
     def wait(self, seconds: float) -> bool:
         """Wait up to `seconds` for its end. Returns True if it has ended."""
         if self.alive:

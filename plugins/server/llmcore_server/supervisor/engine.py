@@ -86,10 +86,10 @@ class Engine:
 
     @property
     def broken(self) -> Child | None:
-        """A rank of a group of several that has ended, or has said why it will."""
+        """A rank of a group of several that has failed."""
         if self._group is None:
             return None
-        return next((rank for rank in self.ranks if rank.last_words or not rank.alive), None)
+        return next((rank for rank in self.ranks if rank.failed), None)
 
     def place(self, rank: Child) -> str:
         """A rank of a group of several, for people, with what it did when it was last heard."""

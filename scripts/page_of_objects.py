@@ -12,7 +12,7 @@ from functools import partial
 
 import llmcore_devtools as testing
 from llmcore import api, layers, ops
-from llmcore.api import child_pool, sched, text
+from llmcore.api import balancing, child_pool, sched, text
 from llmcore.api.specs import OpSpec, Spec
 from llmcore.ops import attention
 from llmcore.registry.loader import CORE_DIST
@@ -21,6 +21,7 @@ from llmcore_server import api as http
 
 MODULES = {
     "llmcore.api": api,
+    "llmcore.api.balancing": balancing,
     "llmcore.api.child_pool": child_pool,
     "llmcore.api.sched": sched,
     "llmcore.api.text": text,
@@ -146,9 +147,10 @@ TASKS = (
     ),
     Task(
         "scheduling",
-        "A scheduler, a prefix cache or a length estimator",
+        "A scheduler, a prefix cache, a length estimator or a balancer",
         "Policies decide, and the engine validates ([scheduler](../authors/scheduler.md), "
-        "[prefix cache](../authors/kv-manager.md), [length estimator](../authors/length-estimator.md)).",
+        "[prefix cache](../authors/kv-manager.md), [length estimator](../authors/length-estimator.md), "
+        "[balancer](../authors/balancer.md)).",
         (
             (
                 "Schedulers",
@@ -156,8 +158,9 @@ TASKS = (
                 "SchedulerPolicy SchedulerView RequestInfo WaitingRequest Decision SchedulerLimits Share",
             ),
             ("Length estimators and prefix caches", "llmcore.api.sched", "LengthEstimator KVManager"),
+            ("Balancers", "llmcore.api.balancing", "Balancer Arrival Candidate"),
         ),
-        ("llmcore.api.sched",),
+        ("llmcore.api.sched", "llmcore.api.balancing"),
     ),
     Task(
         "logits",

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+__all__ = ["Arrival", "Balancer", "Candidate"]
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from random import Random
-from zlib import crc32
 
 from llmcore.api import BalancerSpec, hookimpl
 from llmcore.api.balancing import Arrival, Candidate
 
-KV_WEIGHT = 0.05
+KV_WEIGHT = 0.01
 """Tokens of prompt that take as long as the slower steps that one token in KV causes (`benchmarks/fleet.py`)."""
 
 FEW = 64
@@ -26,8 +26,8 @@ class Cost:
     and a few others at random.
     """
 
-    def __init__(self, random: Random) -> None:
-        self._random = random
+    def __init__(self, random: Random, kv_weight: float = KV_WEIGHT) -> None:
+        self._random, self._kv_weight = random, kv_weight
 
     def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
         """See Balancer."""
@@ -35,13 +35,18 @@ class Cost:
         if len(candidates) > FEW:
             hits = [index for index, candidate in enumerate(candidates) if candidate.hit]
             among = {*hits, *(self._random.randrange(len(candidates)) for _ in range(SAMPLE))}
+        costs = {index: self._cost(arrival, candidates[index]) for index in among}
+        least = min(costs.values())
+        equal = [index for index, cost in costs.items() if cost == least]
+        return max(equal, key=lambda index: _preference(arrival.key, candidates[index].name))
 
-        def cost(index: int) -> tuple[float, int]:
-            place = candidates[index]
-            tokens = place.waiting + arrival.tokens - place.hit + KV_WEIGHT * place.kv_live
-            return tokens / place.speed, crc32(place.name.encode(), arrival.key & 0xFFFFFFFF)
+    def _cost(self, arrival: Arrival, place: Candidate) -> float:
+        return (place.waiting + arrival.tokens - place.hit + self._kv_weight * place.kv_live) / place.speed
 
-        return min(among, key=cost)
+
+def _preference(key: int, name: str) -> bytes:
+    """A rendezvous hash. When a place comes or goes, only the keys that prefer it move."""
+    return blake2b(name.encode(), key=key.to_bytes(9, "little", signed=True), digest_size=8).digest()
 
 
 class RoundRobin:
@@ -67,7 +72,7 @@ class LeastRequests:
         return min(range(len(candidates)), key=lambda index: (candidates[index].requests, self._random.random()))
 
 
-class PrefixOrLeast:
+class PrefixOrLeastLoaded:
     """The longest hit, unless it is short or the places' requests differ much: then the fewest requests."""
 
     SHORT = 0.3
@@ -129,7 +134,7 @@ def register_balancers() -> Iterable[BalancerSpec]:
         ("cost", "Cost", "least work before the first token"),
         ("round_robin", "RoundRobin", "one place after the other"),
         ("least_requests", "LeastRequests", "fewest requests"),
-        ("prefix_or_least", "PrefixOrLeast", "longest cached prefix, or fewest requests"),
+        ("prefix_or_least_loaded", "PrefixOrLeastLoaded", "longest cached prefix, or fewest requests"),
         ("random", "BySpeed", "at random, by speed"),
         ("min_expected_latency", "least_expected", "better of two by requests and speed"),
         ("min_observed_latency", "least_observed", "better of two by the time of past answers"),

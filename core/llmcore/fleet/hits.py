@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 CHUNK = 64
 """Tokens of a chunk. A prefix is known up to its last whole chunk."""
+
+LOST = 64
+"""Lost places, beside as many as live, after which the table is swept. A sweep of a full table takes 0.2 s."""
 
 _BYTES = CHUNK * 4
 
@@ -32,39 +35,70 @@ class Hits:
 
     def __init__(self, most: int = 1 << 20) -> None:
         self._most = most
-        self._places: OrderedDict[int, int] = OrderedDict()
-        """Chunk -> a bit for each place that has it."""
-        self._bits: dict[str, int] = {}
-        self._used = 0
+        self._chunks: OrderedDict[int, int] = OrderedDict()
+        """Chunk -> a bit for each place that has it, the least recently sent first."""
+        self._numbers: dict[str, int] = {}
+        """Place -> the number of its bit."""
+        self._names: list[str | None] = []
+        """By number; None for a place that is lost and that chunks may still name."""
+        self._free: list[int] = []
 
-    def sent(self, place: str, chunks: Iterable[int]) -> None:
-        """A prompt with these chunks went to `place`."""
-        bit = self._bits.get(place)
-        if bit is None:
-            bit = self._bits[place] = 1 << self._used
-            self._used += 1
-        places = self._places
-        for chunk in chunks:
-            places[chunk] = places.get(chunk, 0) | bit
-            places.move_to_end(chunk)
-        while len(places) > self._most:
-            places.popitem(last=False)
+    def __len__(self) -> int:
+        """The chunks that it remembers."""
+        return len(self._chunks)
+
+    def sent(self, place: str, chunks: Sequence[int]) -> None:
+        """A prompt with these chunks went to `place`. Its beginning is forgotten last."""
+        bit, known = 1 << self._number(place), self._chunks
+        for chunk in reversed(chunks):
+            known[chunk] = known.get(chunk, 0) | bit
+            known.move_to_end(chunk)
+        while len(known) > self._most:
+            known.popitem(last=False)
+
+    def _number(self, place: str) -> int:
+        number = self._numbers.get(place)
+        if number is None:
+            number = self._free.pop() if self._free else len(self._names)
+            self._names[number : number + 1] = [place]
+            self._numbers[place] = number
+        return number
 
     def lost(self, place: str) -> None:
-        """`place` is gone, or has lost its cache. Its bit is not used again, because chunks keep it."""
-        self._bits.pop(place, None)
+        """`place` is gone, or has lost its cache. It may come back, with nothing cached."""
+        number = self._numbers.pop(place, None)
+        if number is None:
+            return
+        self._names[number] = None
+        if len(self._names) - len(self._free) > 2 * len(self._numbers) + LOST:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Clears the bits of lost places, so that they can be given to others."""
+        kept = sum(1 << number for number in self._numbers.values())
+        self._chunks = OrderedDict((chunk, bits & kept) for chunk, bits in self._chunks.items() if bits & kept)
+        self._free = [number for number, name in enumerate(self._names) if name is None]
 
     def found(self, chunks: Sequence[int]) -> dict[str, int]:
         """The tokens at the beginning of a prompt that each place has; places that have none are left out."""
-        having, ends = -1, []
+        found: dict[str, int] = {}
+        having = -1
         for number, chunk in enumerate(chunks):
-            still = having & self._places.get(chunk, 0)
-            if still != having and number:
-                ends.append((having & ~still, number))
+            still = having & self._chunks.get(chunk, 0)
+            if number:
+                self._end(having & ~still, number, found)
             having = still
             if not having:
-                break
-        else:
-            if chunks:
-                ends.append((having, len(chunks)))
-        return {place: length * CHUNK for place, bit in self._bits.items() for bits, length in ends if bits & bit}
+                return found
+        if chunks:
+            self._end(having, len(chunks), found)
+        return found
+
+    def _end(self, bits: int, length: int, found: dict[str, int]) -> None:
+        """Notes for each place of `bits` that it has `length` chunks."""
+        while bits:
+            number = bits.bit_length() - 1
+            bits ^= 1 << number
+            name = self._names[number]
+            if name is not None:
+                found[name] = length * CHUNK

@@ -1,14 +1,16 @@
-"""Conformance of policies: schedulers, length estimators and prefix caches. No torch."""
+"""Conformance of policies: schedulers, length estimators, prefix caches and balancers. No torch."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import cast
 
 import numpy as np
 from llmcore.api import specs
+from llmcore.api.balancing import Arrival, Balancer, Candidate
 from llmcore.api.protocols import (
     Decision,
     Int32,
@@ -24,6 +26,8 @@ from llmcore.registry.registry import Registry
 from llmcore.sched.policy import StepView, fault
 
 from llmcore_devtools.conformance import all_problems, contributed, loaded
+from llmcore_devtools.fleet import make_trace
+from llmcore_devtools.fleet import simulate as simulate_fleet
 from llmcore_devtools.simulator import Scenario, simulate
 
 LIMITS = SchedulerLimits(max_running=8, max_input_len=255, max_total_len=256, batch_tokens=64, chunk_tokens=32)
@@ -41,6 +45,9 @@ SCENARIOS = (
 )
 """Random traces with steps ahead, clients that leave, two KV groups, little room, whole prompts, failing steps,
 priorities and drafts. In one, prompts may not keep answers waiting; in another, a source writes the KV of prompts."""
+
+FLEET_LENGTHS = ((20, 100), (150, 300), (1_000, 200))
+"""Tokens of prompts and answers of the requests by which balancers are checked."""
 
 
 def check_register_length_estimators(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
@@ -74,6 +81,43 @@ def _check_estimates(estimator: LengthEstimator, random: np.random.Generator, us
         assert (totals <= max_new).all(), "it foresees more than max_new"
         if estimator.guaranteed:
             assert (totals == max_new).all(), "it calls itself guaranteed and foresees less than max_new"
+
+
+def check_register_balancers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every choice is one of the places, equal chances give equal choices, and a fleet answers all its requests."""
+    balancers = contributed(registry, plugin, specs.BalancerSpec)
+    with all_problems() as problems:
+        for spec in balancers:
+            with problems.of(f"balancer {spec.name}"):
+                make = loaded(spec.make, "make")
+                assert _choices(make(Random(1))) == _choices(make(Random(1))), "it draws from another source of chance"
+                simulate_fleet(make_trace("deaths", FLEET_LENGTHS, replicas=8, requests=200), make(Random(1)))
+    return len(balancers)
+
+
+def _choices(balancer: Balancer) -> list[int]:
+    """What it chooses for random requests among 1 to 200 random places."""
+    random, chosen = Random(0), list[int]()
+    for count in (1, 2, 7, 65, 200):
+        for _ in range(20):
+            places = [_place(random, index) for index in range(count)]
+            index = balancer.choose(Arrival(random.randrange(1, 10_000), random.getrandbits(64)), places)
+            assert index in range(count), f"it chooses place {index} of {count}"
+            chosen.append(index)
+    return chosen
+
+
+def _place(random: Random, index: int) -> Candidate:
+    return Candidate(
+        name=f"place-{index}",
+        waiting=random.choice((0, random.randrange(50_000))),
+        requests=random.choice((0, random.randrange(300))),
+        kv_live=random.randrange(100_000),
+        kv_total=random.choice((0, 100_000)),
+        hit=random.choice((0, random.randrange(10_000))),
+        speed=random.choice((0.5, 1.0, 2.0)),
+        latency=random.choice((0.0, random.random())),
+    )
 
 
 def check_register_kv_managers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:

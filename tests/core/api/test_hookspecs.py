@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from random import Random
 from types import ModuleType
 
 import llmcore_devtools
@@ -16,6 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from llmcore.api import ConfigError, KVGroupSpec, RequestError, specs
+from llmcore.api.balancing import Arrival, Candidate
 from llmcore.api.hookspecs import HOOKS
 from llmcore.api.models import LayerInfo
 from llmcore.api.specs import DeviceInfo, OpContext
@@ -133,6 +135,17 @@ def test_hook_register_length_estimators() -> None:
     assert estimator.totals(*columns, 0.5).tolist() == [100, 5, 100]
     estimator.observe(10)
     assert estimator.totals(*columns, 0.5).tolist() == [10, 5, 51]
+
+
+def test_hook_register_balancers() -> None:
+    _, module = example("register_balancers")
+    balancer, places = module.Sticky(Random(0)), [Candidate(f"server-{index}") for index in range(5)]
+    chosen = [places[balancer.choose(Arrival(100, key), places)].name for key in range(100)]
+    assert set(chosen) == {place.name for place in places}
+    without = [place for place in places if place.name != chosen[0]]
+    again = [without[balancer.choose(Arrival(100, key), without)].name for key in range(100)]
+    moved = {was for was, now in zip(chosen, again, strict=True) if was != now}
+    assert moved == {chosen[0]}, "only what was on the place that is gone moves"
 
 
 def test_hook_register_kv_layouts() -> None:
@@ -315,6 +328,7 @@ WRONG = {
     ),
     "register_modes": ('"rms_norm": "torch"', '"rms_norm": "fast"', "rms_norm has no kernel fast"),
     "register_length_estimators": ("produced + 1", "produced", "less than one more token"),
+    "register_balancers": ("self.random.randrange(len(candidates))", "len(candidates)", "it chooses place"),
     "register_kv_managers": ("if not in_use", "if True or in_use", "in use"),
     "register_kv_layouts": ("new.half()", "new.half() * 2", "gather: off by"),
     "register_logits_processors": ("words_of(self.vocab_size)", "words_of(self.vocab_size + 64)", "its mask is int32"),

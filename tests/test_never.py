@@ -218,6 +218,7 @@ HOSTS = {
         "llmcore_openai",
         "llmcore_lightllm",
         "llmcore_tgi",
+        "llmcore_route",
         "llmcore_devtools",
     )
     for name, file in PACKAGES[package].items()

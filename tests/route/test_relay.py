@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 
+import pytest
 from routed import Got, node, read_until, rest, routed, until, whole
 
 CHAT = "/v1/chat/completions"
@@ -95,6 +97,19 @@ def test_a_broken_stream_breaks_here_too() -> None:
             assert read_until(client, b"data: a\n\n\r\n")
             assert b"0\r\n\r\n" not in rest(client)
         assert router.router.nodes.status()[one.url]["latency"] == []
+
+
+def test_a_client_of_http_1_0_gets_a_reset() -> None:
+    def stream(got: Got) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        got.connection.sendall(head + b"9\r\ndata: a\n\n\r\n")
+
+    with node({CHAT: stream}) as one, routed() as router:
+        router.add(one.url)
+        with socket.create_connection(("127.0.0.1", router.port), timeout=10) as client:
+            client.sendall(f"POST {CHAT} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+            with pytest.raises(ConnectionResetError):  # the end of the stream would mean a whole answer
+                rest(client)
 
 
 def test_a_client_that_leaves_ends_the_request_at_the_node() -> None:
@@ -208,6 +223,8 @@ def test_open_requests_end_before_the_router() -> None:
         with router.open(CHAT, {"model": "m"}) as client:
             until(one.seen)
             router.router.stop()
+            until(lambda: not router.router.nodes.ready)
+            assert router.post(CHAT, {"model": "m"})[0] == 503
             wait.set()
             assert rest(client).startswith(b"HTTP/1.1 200 OK")
 

@@ -177,3 +177,21 @@ def test_lmdeploys_client() -> None:
         )
         lines = [line for line in streamed.iter_lines(chunk_size=8192, delimiter=b"\n") if line]
         assert lines == [b'data: {"n": 1}', b'data: {"n": 2}', b"data: [DONE]"]
+
+
+def test_a_node_that_registers_again_is_asked_at_once() -> None:
+    with node(healthy=False) as one, routed(health_interval=60.0) as router:
+        router.add(one.url)
+        assert router.get("/health")[0] == 503
+        one.healthy = True
+        router.add(one.url, ["n"])
+        assert router.get("/health")[0] == 200
+        assert router.router.nodes.status()[one.url]["models"] == ["n"]
+
+
+def test_other_names_of_the_machine_are_listed() -> None:
+    with routed() as router, routed(allowed_hosts=("llm.test",)) as open_router:
+        for path in ("/v1/models", "/nodes/status"):
+            status, answer = router.get(path, Host="llm.test")
+            assert status == 403 and "--allowed_hosts" in answer["error"]["message"]
+            assert open_router.get(path, Host="llm.test")[0] == 200

@@ -13,7 +13,7 @@ CHUNK = 64
 """Tokens of a chunk. A prefix is known up to its last whole chunk."""
 
 LOST = 64
-"""Lost places, beside as many as live, after which the table is swept. A sweep of a full table takes 0.2 s."""
+"""Lost places, beside as many as live, after which the table is swept. A sweep of a full table takes 0.3 s."""
 
 _BYTES = CHUNK * 4
 

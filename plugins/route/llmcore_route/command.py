@@ -69,6 +69,12 @@ def _key(ctx: click.Context, parameter: click.Parameter, value: str | None) -> s
     help="API key that clients must send one of. Keep them out of the command line: use LLMCORE_API_KEYS.",
 )
 @_option(
+    "allowed_hosts",
+    multiple=True,
+    help="A further name that a request's Host header may have. Checked if names are given, and on loopback without "
+    "api_keys.",
+)
+@_option(
     "max_concurrent_requests",
     type=click.IntRange(1, 16384),
     default=1024,

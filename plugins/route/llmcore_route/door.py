@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmcore.api import RequestError
-from llmcore_server.listening import NO_KEY, ApiKeys, App, Entry
+from llmcore_server.listening import NO_KEY, ApiKeys, App, Entry, SameOrigin
 
 NODES = "/nodes"
 """Nothing below this path ever reaches a node."""
 
 
 class RouterDoor:
-    """Admits or refuses requests. `admin_key`: None if the client's address decides, in the resource."""
+    """Admits or refuses requests. `admin_key`: None if the client's address decides, in the resource. `guard`: it
+    checks hosts, before keys."""
 
-    def __init__(self, app: App, admin_key: str | None) -> None:
+    def __init__(self, app: App, admin_key: str | None, guard: SameOrigin | None) -> None:
         self._app = app
+        self._guard = guard
         self._admin = ApiKeys((admin_key,)) if admin_key is not None else None
 
     def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Entry:
         """See llmcore_server.http.access.Admit."""
         if not is_admin(path):
             return self._app.admit(method, path, headers)
-        if self._admin is None:
-            return Entry(_web_page() if "ORIGIN" in headers else None)
-        return Entry(_no_admin_key() if self._admin.client(headers) == NO_KEY else None)
+        error = self._guard.check(headers) if self._guard is not None else None
+        if error is None and "ORIGIN" in headers:
+            error = _web_page()
+        if error is None and self._admin is not None and self._admin.client(headers) == NO_KEY:
+            error = _no_admin_key()
+        return Entry(error)
 
 
 def is_admin(path: str) -> bool:

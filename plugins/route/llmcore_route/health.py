@@ -46,7 +46,7 @@ class Health:
     def _watch(self, node: Node) -> None:
         pause = min(EAGER_SECONDS, self._interval)
         tells_load = True
-        while not node.removed.is_set():
+        while not node.removed:
             try:
                 self._ask(node)
                 load = self._load(node) if tells_load else None
@@ -56,7 +56,8 @@ class Health:
             except Unanswered as error:
                 self._nodes.failed(node, str(error))
             node.checked.set()
-            node.removed.wait(pause)
+            node.wake.wait(pause)
+            node.wake.clear()
 
     def _ask(self, node: Node) -> None:
         for path in PATHS:

@@ -59,7 +59,9 @@ class Node:
     kv: tuple[int, int] = (0, 0)
     """Live and all tokens of its KV cache."""
     added: float = field(default_factory=time.time)
-    removed: threading.Event = field(default_factory=threading.Event)
+    removed: bool = False
+    wake: threading.Event = field(default_factory=threading.Event)
+    """Set to have the node's health asked for now."""
     checked: threading.Event = field(default_factory=threading.Event)
 
     def serves(self, model: str | None) -> bool:
@@ -127,6 +129,7 @@ class Nodes:
         self._balancer = balancer
         self._nodes: dict[str, Node] = {}
         self._hits = Hits()
+        self._closed = False
         self._lock = threading.Lock()
 
     def add(self, node: Node) -> Node:
@@ -134,6 +137,9 @@ class Nodes:
         with self._lock:
             known = self._nodes.setdefault(node.url, node)
             known.models, known.speed = node.models, node.speed
+            if known is not node:  # it has started again, perhaps
+                known.checked.clear()
+                known.wake.set()
         logger.info("node %s serves %s", node.url, ", ".join(node.models))
         return known
 
@@ -144,7 +150,8 @@ class Nodes:
             self._hits.lost(url)
         if node is None:
             return False
-        node.removed.set()
+        node.removed = True
+        node.wake.set()
         logger.info("node %s is removed", url)
         return True
 
@@ -165,14 +172,21 @@ class Nodes:
 
     @property
     def ready(self) -> bool:
-        """True if a node is up."""
+        """True if a node is up, and requests are taken."""
         with self._lock:
-            return any(node.up for node in self._nodes.values())
+            return not self._closed and any(node.up for node in self._nodes.values())
+
+    def close(self) -> None:
+        """Take no more requests, because the router ends."""
+        with self._lock:
+            self._closed = True
 
     def take(self, wish: Wish, without: Collection[Node] = ()) -> Stay:
         """A place for a request, at none of `without`. Raises RequestError: 404 if no node has the model, 503 if none
         of those that have it is up."""
         with self._lock:
+            if self._closed:
+                raise ending()
             able = [node for node in self._nodes.values() if node.serves(wish.model)]
             if self._nodes and not able:
                 raise self._unknown(wish)
@@ -224,6 +238,11 @@ class Nodes:
             code="model_not_found",
             status=404,
         )
+
+
+def ending() -> RequestError:
+    """The error of a router that is told to stop."""
+    return RequestError("The router is shutting down; try again.", code="server_overloaded", status=503)
 
 
 def none_ready(model: str | None) -> RequestError:

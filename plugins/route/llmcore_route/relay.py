@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 
 from llmcore.api import RequestError
-from llmcore_server.listening import Reply, as_request_error, error_headers, openai_error
+from llmcore_server.listening import Reply, as_request_error, error_headers, openai_error, reraise_if_stopping
 
-from llmcore_route.nodes import Node, Nodes, Stay
+from llmcore_route.nodes import Node, Nodes, Stay, ending
 from llmcore_route.prompts import Wish
 from llmcore_route.upstream import Call, Exchange, Unanswered, Unreachable, answer_headers, piece, whole
 
@@ -46,6 +46,7 @@ class Relay:
             while not self._serve(tried):
                 self._stay = self._nodes.take(self._wish, tried)
         except BaseException as error:  # noqa: BLE001 - a balancer is a plugin, and the client waits for an answer
+            reraise_if_stopping(error)
             failure = error if isinstance(error, Exception) else RuntimeError(str(error))
             self._fail(as_request_error(failure))
 
@@ -149,7 +150,7 @@ class Relays:
         with self._lock:
             running = list(self._running)
         for relay in running:
-            relay.end(RequestError("The router is shutting down; try again.", code="server_overloaded", status=503))
+            relay.end(ending())
 
     def _run(self, relay: Relay) -> None:
         try:

@@ -58,6 +58,7 @@ class Settings:
     admin_key: str | None = None
     node_api_key: str | None = None
     route_nodes: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     max_concurrent_requests: int = 1024
     health_interval: float = 5.0
     health_timeout: float = 5.0
@@ -98,7 +99,8 @@ class Router:
         self._relays = Relays(self.nodes, settings.max_concurrent_requests, settings.node_api_key)
         health = Health(self.nodes, settings.health_interval, settings.health_timeout, settings.node_api_key)
         access = Access(api_keys=settings.api_keys, disable_fastapi_docs=True)
-        guard = SameOrigin(HostNames(())) if is_loopback(settings.host) and not settings.api_keys else None
+        asked = settings.allowed_hosts or (is_loopback(settings.host) and not settings.api_keys)
+        guard = SameOrigin(HostNames(settings.allowed_hosts)) if asked else None
         own = routes(self.nodes, allowed, health, by_address=settings.admin_key is None)
         app = build_app([(route, "route") for route in own], access, guard=guard)
         app.add_sink(Sink(self._relays))
@@ -109,14 +111,14 @@ class Router:
             app,
             listener,
             connections=settings.max_concurrent_requests + SPARE_CONNECTIONS,
-            admit=RouterDoor(app, settings.admin_key).admit,
+            admit=RouterDoor(app, settings.admin_key, guard).admit,
             encoder=app.encoder,
             limits=Limits(),
         )
 
     def run(self) -> None:
-        """Serve until `stop`, let requests end, and end those that do not."""
-        self._server.run(late=self._relays.end_all)
+        """Serve until `stop`, take no more requests, let those that are open end, and end those that do not."""
+        self._server.run(draining=self.nodes.close, late=self._relays.end_all)
 
     def end_all(self) -> None:
         """End the requests that are open."""

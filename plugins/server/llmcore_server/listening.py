@@ -3,6 +3,8 @@
 It builds an app of `Route`s, serves it with `HttpServer`, and answers through a `Reply`, from any thread.
 """
 
+from llmcore.api.errors import reraise_if_stopping
+
 from llmcore_server.http.access import ApiKeys, Entry, HostNames, SameOrigin
 from llmcore_server.http.app import App, build_app
 from llmcore_server.http.deadlines import NO_KEY
@@ -38,4 +40,5 @@ __all__ = [
     "no_route",
     "openai_error",
     "raise_open_files",
+    "reraise_if_stopping",
 ]

@@ -21,7 +21,7 @@ _APART = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request of a trace. Its prompt is the beginning of `common`, and then the beginning of `own`: names of texts."""
+    """A request of a trace. Its prompt is the beginning of the text `common`, and then of the text `own`."""
 
     time: float
     """Seconds after the trace's start at which it arrives."""

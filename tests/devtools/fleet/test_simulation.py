@@ -1,0 +1,77 @@
+"""The simulated fleet, and what built-in balancers do in it: 40 replicas and 5,000 requests of every trace."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+from llmcore.api.balancing import Arrival, Candidate
+from llmcore.builtin.balancers import register_balancers
+from llmcore.registry.loader import load
+from llmcore_devtools.fleet import TRACES, Call, Fleet, Machine, Outcome, Trace, make_trace, simulate
+
+ROOT = Path(__file__).resolve().parents[3]
+MAKERS = {spec.name: load(spec.make) for spec in register_balancers()}
+REPLICAS, REQUESTS = 40, 5_000
+
+CROWDS = {"hot": 0.5}
+"""Trace -> the largest share of the requests of 0.25 s that one replica of 40 may get; 0.35 in others. With one hot
+prefix the replica with the least to do is also the one with the prefix."""
+
+
+class First:
+    """Chooses the first candidate."""
+
+    def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
+        return 0
+
+
+@cache
+def trace(name: str) -> Trace:
+    with (ROOT / "benchmarks" / "lengths" / "sharegpt_qwen3.csv").open(newline="") as file:
+        lengths = [(int(prompt), int(answer)) for prompt, answer in list(csv.reader(file))[1:]]
+    return make_trace(name, lengths, REPLICAS, REQUESTS)
+
+
+@cache
+def outcome(name: str, balancer: str) -> Outcome:
+    return simulate(trace(name), MAKERS[balancer](Random(0)))
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_no_balancer_gives_a_sooner_first_token_than_the_default(name: str) -> None:
+    late = {balancer: outcome(name, balancer).quantile(0.99) for balancer in MAKERS}
+    assert late["cost"] <= 1.05 * min(late.values()), late
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_default_sends_no_herd(name: str) -> None:
+    assert outcome(name, "cost").crowd <= CROWDS.get(name, 0.35)
+
+
+def test_a_balancer_without_memory_would_send_a_herd() -> None:
+    calls = [Call(0.01 * number, 100, 10, 0, 0, number + 1) for number in range(200)]
+    got = simulate(Trace("few", calls, Fleet([Machine()] * 4)), First())
+    assert got.crowd == 1 and got.busiest == 4
+
+
+@pytest.mark.parametrize("balancer", MAKERS)
+def test_nothing_goes_to_a_replica_that_has_been_dead_for_a_second(balancer: str) -> None:
+    got = outcome("deaths", balancer)
+    assert got.late == 0 and len(got.first_tokens) == 0.8 * REQUESTS, "and all requests are answered"
+
+
+def test_requests_of_a_dead_replica_are_answered_by_another() -> None:
+    calls = [Call(0.1, 100, 100, 0, 0, 1), Call(0.2, 100, 100, 0, 0, 2)]
+    fleet = Fleet([Machine(), Machine()], {0: (0.11, 100.0), 1: (200.0, 300.0)})
+    got = simulate(Trace("one dies", calls, fleet), First())
+    assert got.to_dead == 1 and got.late == 0
+    assert all(0.55 < seconds < 1.0 for seconds in got.first_tokens), got.first_tokens
+
+
+def test_the_same_trace_gives_the_same_outcome() -> None:
+    assert outcome("deaths", "cost") == simulate(trace("deaths"), MAKERS["cost"](Random(0)))

@@ -67,8 +67,8 @@ class Running:
 
 
 class Replica:
-    """Prompts are computed in their order, short ones together. A request waits while its prompt and answer have no room
-    in KV.
+    """Prompts are computed in their order, short ones together. A request waits while its prompt and answer have no
+    room in KV.
 
     An answer keeps the pace that the batch had at its first token.
     """

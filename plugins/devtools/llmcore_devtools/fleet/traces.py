@@ -1,4 +1,4 @@
-"""Traces of requests for a fleet: lengths of real conversations, with prefixes that several requests have in common."""
+"""Traces of requests for a fleet: lengths of real conversations, with prefixes that several requests share."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ RANKS = (
 
 REGISTRY = RANKS.index(("registry",))
 
-FACADES = ("api", "api.text", "api.sched", "api.engine", "api.cli", "api.child_pool")
+FACADES = ("api", "api.text", "api.sched", "api.engine", "api.cli", "api.child_pool", "api.balancing")
 """The modules of `api` that plugins import. They show names of other rooms."""
 
 SHOWN = ("text", "sched", "kv", "engine", "weights", "cli")
@@ -41,7 +41,7 @@ HOST = ("layers", "text", "cli.options", "cli.display", "weights.source")
 
 DIALECTS = ("openai", "lightllm", "tgi", "responses", "messages", "ollama")
 
-TORCH_FREE = ("api", "config", "registry", "weights.map", "sched", "text", "cli", "engine.memory")
+TORCH_FREE = ("api", "config", "registry", "fleet", "weights.map", "sched", "text", "cli", "engine.memory")
 """`api.engine` alone brings torch."""
 
 SERVER_TORCH_FREE = ("http", "supervisor", "api", "messages", "serve", "plugin", "prometheus", "status")

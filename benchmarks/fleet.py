@@ -5,7 +5,7 @@
 Lengths are those of real conversations (`lengths/sharegpt_qwen3.csv`). Every trace is played with every balancer that
 is installed, or with those of `--balancers`. Columns: seconds to the first token (median and 99th percentile), the
 share of prompt tokens in caches, the largest share of the requests of a quarter of a second one replica got,
-the requests of the busiest replica beside the mean, requests that were sent to a dead replica, and the seconds that the
+the requests of the busiest replica beside the mean, requests sent to a dead replica, and the seconds that the
 simulation took.
 
 `--kv_weights` plays the default with other weights of `kv_live` instead. This is how `KV_WEIGHT` was chosen.

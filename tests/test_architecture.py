@@ -41,7 +41,7 @@ HOST = ("layers", "text", "cli.options", "cli.display", "weights.source")
 
 DIALECTS = ("openai", "lightllm", "tgi", "responses", "messages", "ollama")
 
-TORCH_FREE = ("api", "config", "registry", "weights.map", "sched", "text", "cli", "engine.memory")
+TORCH_FREE = ("api", "config", "registry", "fleet", "weights.map", "sched", "text", "cli", "engine.memory")
 """`api.engine` alone brings torch."""
 
 SERVER_TORCH_FREE = ("http", "supervisor", "api", "listening", "messages", "serve", "plugin", "prometheus", "status")

@@ -185,6 +185,7 @@ class Processes:
 
     def obituary(self, engine: Engine) -> str:
         """The end of a dead engine, for people."""
+        self._end_broken(engine)  # it may have died since the last look
         if engine.end:
             return engine.end
         assert engine.dead is not None
@@ -193,6 +194,7 @@ class Processes:
     def startup_error(self, engine: Engine) -> LlmcoreError:
         """The error that ends a start-up because of this engine, which is dead."""
         assert engine.dead is not None
+        self._end_broken(engine)
         if not engine.end:
             return self.failures.startup_error(engine.dead)
         return StartupError(

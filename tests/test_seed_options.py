@@ -71,7 +71,7 @@ def test_what_asks_for_what_happens_anyway_is_taken(values: dict[str, Any], capl
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tp": 2}, "--tp 2 is not available in this version: a model runs on one device"),
+        ({"dp": 2}, "--dp 2 is not available in this version: a model runs on one device"),
         ({"run-mode": "prefill"}, "--run_mode prefill is not available|--run-mode prefill is not available"),
         ({"adapters": ["a=b"]}, "LoRA"),
         ({"max_prefill_iters": 2}, "chunked_prefill_size"),

@@ -49,6 +49,7 @@ class Plan:
     stored: Mapping[str, int]
     quant: str | None
     budget: Budget
+    ranks: int
     layouts: tuple[str, ...]
     doubled: tuple[str, ...] = ()
 
@@ -77,11 +78,13 @@ def command(resolved: Resolved, model: str | None, memory: str | None, as_json: 
 def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
     """Read config and headers, build the model without its data, predict. `memory`: bytes of the device, or None."""
     from llmcore.engine.blueprint import blueprint
+    from llmcore.layers.mesh import tensor_parallel
 
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     machine = find_machine(registry, config.model.device, memory)
-    plain = blueprint(config, registry, machine.info, checkpoint)
+    mesh = tensor_parallel(0, config.model.tp) if config.model.tp > 1 else None
+    plain = blueprint(config, registry, machine.info, checkpoint, mesh)
     built = plain.pinned(chosen_modes(config, registry), config.kernels.kernel).dry()
     weights, doubled = _weights(built, dummy)
     stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if built.names.targets(name))
@@ -93,6 +96,7 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
         stored={"drawn": weights.tensors} if dummy else stored,
         quant=built.quant,
         budget=budget,
+        ranks=config.model.tp,
         layouts=tuple(dict.fromkeys(layout.group.layout for layout in layouts)),
         doubled=doubled,
     )
@@ -160,6 +164,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "architecture": plan.model.architecture,
         "max_position": plan.model.max_position,
         "device": asdict(plan.machine.info),
+        "ranks": plan.ranks,
         "stored": dict(plan.stored),
         "quant": plan.quant,
         "doubled": plan.doubled,
@@ -175,6 +180,7 @@ def _show(plan: Plan) -> None:
     bits = f", {budget.bits_per_weight:.2f} bits per weight through {plan.quant}" if plan.quant else ""
     doubled = f", with {plan.doubled[0]} (less if it is equal to the embedding)" if plan.doubled else ""
     rows = [
+        *([("ranks", f"{plan.ranks}; the rest is of one of them")] if plan.ranks > 1 else []),
         ("model", f"{plan.model.architecture}, {budget.parameters / 1e6:,.1f} M parameters, runs as {budget.dtype}"),
         ("stored", f"{stored} tensors"),
         ("device", f"{plan.machine.info.name or plan.machine.info.type}, {show_bytes(budget.memory)}"),

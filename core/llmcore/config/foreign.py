@@ -75,7 +75,9 @@ _ONE_HOST = "a server runs on one host"
 _NOT_SPLIT = "prefill and decode are not split over servers"
 _TEXT_ONLY = "requests hold text only"
 _LOCAL = "a plugin that fetches models brings it, and none is active: pip install plugin-hub"
-_NO_GROUP: Mapping[str | None, str] = {None: "a model runs on one device, so processes form no group"}
+_NO_GROUP: Mapping[str | None, str] = {
+    None: "the processes of --tp run on one host and meet in the server's own directory"
+}
 
 ABSENT: tuple[Absent, ...] = (
     _absent("dp", _ONE_GPU, accepts=("1",)),

@@ -9,9 +9,6 @@ from typing import Any, TypeVar
 import click
 from llmcore.api import BalancerSpec
 from llmcore.api.cli import Resolved, SettingsCommand, load
-from llmcore_server.listening import Access, Logging, log_to_stderr
-
-from llmcore_route.server import Settings, serve
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,6 +111,11 @@ def command(resolved: Resolved, routing_strategy: str, log_level: str, log_forma
     Servers come with POST /nodes/add, as LMDeploy's do with --proxy-url and llmcore's with --proxy_url. Every other
     path goes to one of them. SIGTERM or Ctrl-C ends the router in order; a second signal ends open requests.
     """
+    # the server's parts take longer to import than a help page should
+    from llmcore_server.listening import Access, Logging, log_to_stderr
+
+    from llmcore_route.server import Settings, serve
+
     given["api_keys"] = given["api_keys"] or resolved.config.section(Access).api_keys
     settings = Settings(**given)
     balancer = load(resolved.registry.find(BalancerSpec, routing_strategy).make)(Random())

@@ -35,6 +35,20 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, Any, str]
     return int(end.value.code or 0), json.loads(out) if out else None, err
 
 
+def test_one_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has half of the KV heads and of every matrix, and the whole embedding."""
+    from llmcore_devtools.family import small_model
+
+    given = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    small_model("LlamaForCausalLM", **given).save_pretrained(tmp_path)
+    (_, whole, _), (_, half, _) = (
+        plan(capsys, str(tmp_path), "--device", "cpu", "--tp", ranks) for ranks in ("1", "2")
+    )
+    assert (whole["ranks"], half["ranks"]) == (1, 2)
+    assert half["budget"]["kv_token"] * 2 == whole["budget"]["kv_token"]
+    assert 0.5 < half["budget"]["weights"] / whole["budget"]["weights"] < 0.95
+
+
 def test_this_machine(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import safetensors
 

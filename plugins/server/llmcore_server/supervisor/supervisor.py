@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import zmq
 from llmcore.api.bridge import Load, ModelFacts
-from llmcore.api.errors import LlmcoreError, Stopped
+from llmcore.api.errors import ConfigError, LlmcoreError, Stopped
 from llmcore.api.specs import OptionSpec
 from llmcore.config import Config, settings, without_private
 from llmcore.registry.loader import build_registry
@@ -109,6 +109,8 @@ def serve(
     """
     if not config.discovered:
         config = replace(config, discovered=build_registry(config).offered)
+    if config.model.tp > 1 and engine_module != ENGINE_MODULE:
+        raise ConfigError(f"--tp {config.model.tp}: this server's engine has no model that processes could share")
     stops = Stops()
     registry = build_registry(config)
     with stops.counting(), registry.lifetime(config):

@@ -1,4 +1,4 @@
-"""The simulated fleet, and what built-in balancers do in it: 40 replicas and 5,000 requests of every trace."""
+"""The simulated fleet, and what built-in balancers do in it: 40 replicas and 2,000 requests of every trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmcore_devtools.fleet import TRACES, Call, Fleet, Machine, Outcome, Trace,
 
 ROOT = Path(__file__).resolve().parents[3]
 MAKERS = {spec.name: load(spec.make) for spec in register_balancers()}
-REPLICAS, REQUESTS = 40, 5_000
+REPLICAS, REQUESTS = 40, 2_000
 
 CROWDS = {"hot": 0.5}
 """Trace -> the largest share of the requests of 0.25 s that one replica of 40 may get; 0.35 in others. With one hot

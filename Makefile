@@ -17,11 +17,12 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 BOTH_CORES := -n 2 --dist worksteal
 # Tests that wait for processes and sockets leave cores idle.
 WAITING := -n 3 --dist loadfile
+RANKS := tests/server/supervisor/test_groups.py tests/server/supervisor/test_tensor_parallel.py
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
 .PHONY: serve test setup lint type single-core test-unit test-engine test-interpreter test-http test-docs test-wheels \
-	faults clients node-clients dashboard-shot mutants docs clean
+	ranks faults clients node-clients dashboard-shot mutants docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -60,7 +61,7 @@ single-core: setup
 	@$(MAKE) --no-print-directory -j 2 type test-docs test-wheels
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/server/http --ignore=tests/faults --ignore=tests/test_docs.py
+	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/server/http --ignore=tests/route --ignore=tests/faults --ignore=tests/test_docs.py $(addprefix --ignore=,$(RANKS))
 
 # With every plan encoded and decoded between scheduler and runner, as if they were in two processes.
 test-engine: setup
@@ -71,7 +72,12 @@ test-interpreter: setup
 	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) $(BOTH_CORES) -W ignore::DeprecationWarning tests/triton/interpreter
 
 test-http: setup
-	@$(TIMED) http $(PYTEST) $(WAITING) tests/server/http
+	@$(TIMED) http $(PYTEST) $(WAITING) tests/server/http tests/route
+
+# Servers whose model several processes share, and what befalls one of them; not part of `make test`, which has the same
+# without servers: tests/core/engine/test_leader.py, tests/families/test_two_ranks.py and test_group_faults.py.
+ranks: setup
+	@$(TIMED) ranks $(PYTEST) $(RANKS)
 
 # What others notice of bad input, broken connections, failing steps and killed processes: tests/faults/README.md.
 faults: setup

@@ -14,7 +14,7 @@ from llmcore_server.engine.beats import Beats, device_name
 from llmcore_server.messages import EngineLaunch, Mailbox, Outlet
 
 _LOOK_SECONDS = 0.25
-"""The longest wait between two looks for a signal. The supervisor ends who waits for a rank that has died."""
+"""The longest wait between two looks for a signal. The supervisor ends a rank that waits for a dead one."""
 
 
 class RankLink:

@@ -88,11 +88,11 @@ class Block(Layer):
             group="all",
             index=index,
             qkv=QKVLinear(build, hidden, **sizes, source=self.input_layernorm),
-            out=Linear(build, config.heads * size, hidden, shard=Shard("attn_tp", 1)),
+            out=Linear(build, config.heads * size, hidden, shard=Shard("attn_tp", 1), partial=True),
             rope=rope,
         )
         self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)
-        self.mlp = GatedMLP(build, hidden, config.inner, source=self.post_attention_layernorm)
+        self.mlp = GatedMLP(build, hidden, config.inner, partial=True, source=self.post_attention_layernorm)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""

@@ -306,6 +306,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--buckets", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--layout", help="of KV that a mode stores, such as token-int8: times attention over it")
     parser.add_argument("--mode", nargs="+", default=[], help="as in llmcore serve: times what the modes add")
+    parser.add_argument("--tp", type=int, default=1, help="as in llmcore serve: times the share of one rank")
     parser.add_argument("--all", action="store_true", help="print the time of every configuration")
     parser.add_argument("--dtype", default="bf16", help="as --data_type")
     parser.add_argument("--heat", type=float, default=HEAT, help="seconds for which the best two run, where it is hot")
@@ -326,7 +327,9 @@ def main() -> int:
     wanted = [
         context
         for model in options.model
-        for context in contexts(registry, model, device.info, options.ops, options.dtype, options.layout, options.mode)
+        for context in contexts(
+            registry, model, device.info, options.ops, options.dtype, options.layout, options.mode, options.tp
+        )
         if context.bucket in options.buckets
     ]
     jobs = [job for job in jobs_for(registry, wanted) if options.kernels is None or job.spec.name in options.kernels]

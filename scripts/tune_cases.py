@@ -14,6 +14,7 @@ import torch
 from llmcore.api.protocols import AttnLimits
 from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
 from llmcore.engine.blueprint import Blueprint, blueprint_at
+from llmcore.layers import tensor_parallel
 from llmcore.ops import DTYPES, attn_gqa_decode, drawing, packing, rope_angles, size
 from llmcore.ops.attention import spec_of
 from llmcore.ops.sample import plain_rows
@@ -128,15 +129,18 @@ def contexts(
     dtype: str,
     layout: str | None = None,
     modes: Sequence[str] = (),
+    ranks: int = 1,
 ) -> list[OpContext]:
     """Returns the contexts that serving `model` needs, whatever kernels exist: composites, and the parts that they
     expand to.
 
     `layout`: a mode stores KV in it. Then these are the contexts of attention alone, because others stay the same.
-    `modes`: as `--mode`. Then these are the contexts that the model does not need without them.
+    `ranks`: as `--tp`. `modes`: as `--mode`. Then these are the contexts that the model does not need without them.
     Raises ConfigError for modes that do not fit.
     """
     wanted, plan = set(ops), blueprint_at(model, registry, device, dtype)
+    if ranks > 1:
+        plan = replace(plan, mesh=tensor_parallel(0, ranks))
     if layout is not None:
         wanted &= ATTENTION.keys()
         plan = replace(plan, pins=Pins(layouts={group.layout: layout for group in plan.model.kv_groups}))

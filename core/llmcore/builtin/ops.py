@@ -75,6 +75,10 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "finite [S], vocabulary) -> tokens [S] for the host; the state in place",
         (),
     ),
+    "reduce_add_rms_norm": (
+        "(x [T, size], residual [T, size], weight, eps) -> (norm of the sum, residual + x summed over the ranks)",
+        ("comm.all_reduce", "add_rms_norm"),
+    ),
     "comm.all_reduce": ("(x [T, size]) -> [T, size], the sum over the ranks", ()),
     "comm.all_gather": ("(x [T, size] of any type) -> [T, ranks size]", ()),
     "comm.broadcast": ("(x [T, size] of any type) -> [T, size], as rank 0 gives it", ()),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in torch's stubs
 
-from llmcore.api.errors import ConfigError
 from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.config import Config
@@ -136,8 +135,8 @@ def load_parts(
 ) -> Parts:
     """Load the model, or this rank's part of it, on device number `index`. Raises ConfigError."""
     device, mesh = pick_device(registry, config.model.device, index), mesh or Mesh()
-    if mesh.size("attn_tp") > 1:
-        _share(device, mesh.size("attn_tp"))
+    # ranks share the host's cores
+    torch.set_num_threads(max(1, torch.get_num_threads() // mesh.size("attn_tp")))
     kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
     machine = Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
     device.reset_peak()
@@ -181,16 +180,6 @@ def fingerprint_of(parts: Parts) -> str:
 def ready_of(parts: Parts, rank: int) -> RankReady:
     """What rank `rank` tells the others of its model."""
     return RankReady(rank, parts.loaded.build.chosen(), parts.registry.fingerprint(), fingerprint_of(parts))
-
-
-def _share(device: Device, ranks: int) -> None:
-    """Prepare for other ranks beside this one. Raises ConfigError on a device on which they cannot work together."""
-    if device.torch_device.type != "cpu":
-        raise ConfigError(
-            f"--tp {ranks} is not available on {device.info.type} in this version: the kernels that add the results "
-            "of ranks work in CPU memory; use --device cpu, or one rank and a smaller model or --mode"
-        )
-    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
 
 
 def _predicted(config: Config, registry: Registry, machine: Machine, mesh: Mesh) -> Budget:

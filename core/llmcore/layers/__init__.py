@@ -31,6 +31,7 @@ from llmcore.layers.mesh import Mesh, tensor_parallel
 from llmcore.layers.mlp import MLP, GatedMLP
 from llmcore.layers.moe import BoundExperts, ExpertMethod, ExpertShape, MoE, expert_elements, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
+from llmcore.layers.partial import Partial
 from llmcore.layers.rope import NoRope, Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
 from llmcore.ops import DTYPES, Op, packed, packing
@@ -74,6 +75,7 @@ __all__ = [
     "OffsetRMSNorm",
     "Op",
     "PairedQKV",
+    "Partial",
     "QKVLinear",
     "RMSNorm",
     "ReferenceAttention",

@@ -12,6 +12,7 @@ from llmcore.layers.build import Build
 from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, QKVLinear
 from llmcore.layers.norm import RMSNorm
+from llmcore.layers.partial import Partial
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Step
 
@@ -63,8 +64,8 @@ class Attention(Layer):
             rotated=rope.rotated,
         )
 
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]. Stores this step's keys and values in the KV pool."""
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor | Partial:
+        """x [T, hidden] -> [T, hidden], or the Partial that `out` returns. Stores this step's keys and values."""
         qk, v = self.project(x, step)
         cos, sin = self._rope.angles(step)
         state = step.kv[self.group]
@@ -83,7 +84,7 @@ class Attention(Layer):
         else:
             kernels.decode[bucket].run(q[:n], k[:n], v[:n], kv, state.decode, out[:n])
             kernels.prefill[bucket].run(q[n:], k[n:], v[n:], kv, state.prefill, out[n:])
-        y: torch.Tensor = self.o_proj(out.flatten(1), step)
+        y: torch.Tensor | Partial = self.o_proj(out.flatten(1), step)
         return y
 
     def _head_norms(self) -> tuple[tuple[torch.Tensor, torch.Tensor], float] | tuple[()]:

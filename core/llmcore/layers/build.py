@@ -334,6 +334,13 @@ class Build:
         """The callables that sum rows of `size` numbers over the ranks of a mesh group; None if it has one rank."""
         return self.comm("all_reduce", group, size)
 
+    def reducers(self, name: str, size: int) -> dict[str, tuple[Op, ...]]:
+        """Mesh group of several ranks -> the callables of op `name`, which sums rows of `size` over its ranks."""
+        groups = {group: self.mesh.size(group) for group in ("attn_tp", "moe_tp")}
+        return {
+            group: self.op(name, group=group, ranks=ranks, size=size) for group, ranks in groups.items() if ranks > 1
+        }
+
     def kv_group(self, name: str) -> KVGroupSpec:
         """The model's KV group `name`, with the layout that a mode pinned for it, if any. Raises ConfigError."""
         for group in self.config.kv_groups:

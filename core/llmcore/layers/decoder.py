@@ -14,10 +14,17 @@ from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.embedding import Embedding, LMHead
 from llmcore.layers.layer import Layer
 from llmcore.layers.norm import LayerNorm, RMSNorm
+from llmcore.layers.partial import Partial
 from llmcore.layers.step import Bucketed, Rows, Step
 
-Hidden = tuple[torch.Tensor, torch.Tensor | None]
-"""(hidden, residual), both [T, hidden_size]. The next norm normalizes their sum."""
+States = tuple[torch.Tensor, torch.Tensor | None]
+"""(hidden, residual), both [T, hidden_size], between slices of a model."""
+
+Hidden = tuple[torch.Tensor | Partial, torch.Tensor | None]
+"""(hidden, residual), both [T, hidden_size]. The next norm normalizes their sum.
+
+With several ranks, blocks whose last linear or mixture is `partial` return a Partial as hidden.
+"""
 
 
 @runtime_checkable
@@ -74,7 +81,7 @@ class Decoder(Layer):
                 self.wrapped[known[module]] = found
         return layer
 
-    def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Hidden:
+    def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> States:
         """Run the layers; returns (hidden, residual), [T, hidden_size] each.
 
         `hidden` and `residual` come from the previous stage, or are given embeddings. With a head and `step.sampled`,
@@ -94,7 +101,8 @@ class Decoder(Layer):
             x = last.feed(x, Rows(bucket_of(len(x[0])))) if len(x[0]) else x
         else:
             x = chosen(last(x, step), step.sampled)
-        return x
+        hidden, residual = x
+        return (hidden.sum(Rows(bucket_of(len(hidden)))) if isinstance(hidden, Partial) else hidden), residual
 
     def logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [S, vocab_size] (or [S, config.scores]) in the model's dtype, from the sampled tokens' states."""
@@ -139,4 +147,5 @@ def family_path(wrapped: Mapping[str, str], path: str) -> str | None:
 def chosen(x: Hidden, tokens: torch.Tensor) -> Hidden:
     """The rows `tokens` [S] of the hidden states and of the residual, if there is one."""
     hidden, residual = x
-    return hidden.index_select(0, tokens), None if residual is None else residual.index_select(0, tokens)
+    some = hidden.rows(tokens) if isinstance(hidden, Partial) else hidden.index_select(0, tokens)
+    return some, None if residual is None else residual.index_select(0, tokens)

@@ -21,6 +21,7 @@ from llmcore.layers.build import (
     Unquantized,
 )
 from llmcore.layers.layer import Layer
+from llmcore.layers.partial import Partial
 from llmcore.layers.step import Bucketed
 from llmcore.ops import Op
 from llmcore.weights.map import Placement, Shard
@@ -38,6 +39,7 @@ class Linear(Layer):
     `weight`: another module's parameter, to use instead of a new one.
     `activation`: an op from [T, outputs] to [T, outputs / 2] that the layer applies to the result.
     `method`: the LinearMethod of a linear that is never quantized as the checkpoint is.
+    `partial`: if inputs are cut over several ranks, return the summands as a Partial, for the norm that follows.
     `source`: a norm, or a linear with an activation, whose output this linear alone reads. If the linear is quantized
     together with its inputs, its source writes quantized rows, and gives them as a Rounded. With plain weights, and if
     a plugin wrapped one of the two or a module that has one of them inside, the linear gets tensors. A forward hook of
@@ -59,6 +61,7 @@ class Linear(Layer):
         weight: nn.Parameter | None = None,
         activation: str | None = None,
         method: LinearMethod | None = None,
+        partial: bool = False,
         source: Source | None = None,
     ) -> None:
         super().__init__()
@@ -88,6 +91,7 @@ class Linear(Layer):
         self._bound: Bound | None = None
         self._calls: tuple[LinearCall, ...] = ()
         self._reduce = build.reduce(shard.group, total) if shard is not None and shard.dim == 1 else None
+        self._partial = partial
 
     @property
     def numbers(self) -> int:
@@ -172,15 +176,18 @@ class Linear(Layer):
         for name in done:
             delattr(self, name)
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | Partial:
         """x [T, inputs] -> [T, outputs], or [T, outputs / 2] with an activation.
 
-        In place of x it takes the Rounded of its source. As a source it returns one.
+        In place of x it takes the Rounded of its source. As a source it returns one, and with `partial` a Partial.
         """
         y = self._calls[step.bucket](x)
         if self._after:
             y = self._after[step.bucket](y)
-        return y if self._reduce is None else self._reduce[step.bucket](y)
+        if self._reduce is None or self.shape.shard is None:
+            return y
+        summands = Partial(y, self.shape.shard.group, self._reduce)
+        return summands if self._partial else summands.sum(step)
 
     def _created(self) -> Bound:
         assert self._bound is not None, "a linear has no tensors before llmcore.layers.create_linears(model)"

@@ -7,6 +7,7 @@ import torch
 from llmcore.layers.build import Build, Source
 from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, MergedLinear
+from llmcore.layers.partial import Partial
 from llmcore.layers.step import Bucketed
 from llmcore.weights.map import Shard
 
@@ -14,8 +15,8 @@ from llmcore.weights.map import Shard
 class GatedMLP(Layer):
     """The feed-forward part of a dense block.
 
-    `activation`: an op from [T, 2 inner] to [T, inner]. `source`: the norm whose output this MLP alone reads (see
-    Linear).
+    `activation`: an op from [T, 2 inner] to [T, inner]. `partial`, and `source`, the norm whose output this MLP alone
+    reads: see Linear.
     """
 
     def __init__(
@@ -26,14 +27,16 @@ class GatedMLP(Layer):
         *,
         bias: bool = False,
         activation: str = "silu_and_mul",
+        partial: bool = False,
         source: Source | None = None,
     ) -> None:
         super().__init__()
         gate_up = {"gate_proj": inner, "up_proj": inner}
         self.gate_up_proj = MergedLinear(build, size, gate_up, bias=bias, activation=activation, source=source)
-        self.down_proj = Linear(build, inner, size, bias=bias, shard=Shard("attn_tp", 1), source=self.gate_up_proj)
+        inputs = Shard("attn_tp", 1)
+        self.down_proj = Linear(build, inner, size, bias=bias, shard=inputs, partial=partial, source=self.gate_up_proj)
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | Partial:
         """[T, size] -> [T, size]."""
         return self.down_proj(self.gate_up_proj(x, step), step)  # type: ignore[no-any-return]
 

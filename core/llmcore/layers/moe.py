@@ -13,6 +13,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import RouteSpec
 from llmcore.layers.build import Bound, Build, LinearMethod, LinearShape, Unquantized, fill_normal
 from llmcore.layers.linear import Linear
+from llmcore.layers.partial import Partial
 from llmcore.layers.step import Bucketed
 from llmcore.ops import Op
 from llmcore.ops.moe import shape_of
@@ -92,6 +93,7 @@ class MoE(nn.Module):
     `inner`: width of each expert. `route`: the rule that chooses experts.
     `corrected`: the router has a correction per expert, which affects the choice but not the weights of experts.
     `shared`: width of a gated MLP that processes every token beside the experts, 0 for none.
+    `partial`: see Linear. A mixture with an `extra` returns the sum.
 
     Parameters: `gate.weight` [experts, size], `gate.e_score_correction_bias` [experts] f32, `experts.gate_up_proj`
     [experts 2 inner, size] (each expert's gate before its up), `experts.down_proj` [experts size, inner],
@@ -102,7 +104,15 @@ class MoE(nn.Module):
     """
 
     def __init__(
-        self, build: Build, size: int, inner: int, route: RouteSpec, *, corrected: bool = False, shared: int = 0
+        self,
+        build: Build,
+        size: int,
+        inner: int,
+        route: RouteSpec,
+        *,
+        corrected: bool = False,
+        shared: int = 0,
+        partial: bool = False,
     ) -> None:
         super().__init__()
         _check(route)
@@ -114,6 +124,7 @@ class MoE(nn.Module):
         self._shape = {**shape_of(route), "bias": corrected, "size": size, "inner": inner}
         self._fused: tuple[Op, ...] = ()
         self._reduce = build.reduce("moe_tp", size)
+        self._partial = partial
         self._weights: tuple[torch.Tensor, torch.Tensor | None, Any, Any] | None = None
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -141,7 +152,7 @@ class MoE(nn.Module):
         if self.shared_experts is not None and self.shared_experts.plain:
             self._shared = self.shared_experts.weights()
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | Partial:
         """[T, size] -> [T, size]."""
         assert self._weights is not None, "weights are bound by the loader"
         op, extra, seen = self._fused[step.bucket], self.extra(x, step), None
@@ -149,9 +160,11 @@ class MoE(nn.Module):
             seen = self.shared_experts(x, step)
         if self._reduce is None:
             return op(x, *self._weights, _sum(extra, seen), self._shared)  # type: ignore[no-any-return]
+        summands = Partial(op(x, *self._weights, seen, self._shared), "moe_tp", self._reduce)
+        if extra is None:
+            return summands if self._partial else summands.sum(step)
         # Every rank has the whole extra, so it is added once, after the sum over the ranks.
-        y: torch.Tensor = self._reduce[step.bucket](op(x, *self._weights, seen, self._shared))
-        return y if extra is None else y + extra
+        return summands.sum(step) + extra
 
 
 def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:

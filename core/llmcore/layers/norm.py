@@ -7,6 +7,7 @@ from torch import nn
 
 from llmcore.layers.build import Build, InputForm
 from llmcore.layers.layer import Layer
+from llmcore.layers.partial import Partial
 from llmcore.layers.step import Bucketed
 
 
@@ -27,14 +28,26 @@ class RMSNorm(Layer):
         """See Source."""
         self._norm = self._build.writer("rms_norm", form, size=self._size)
         self._add_norm = self._build.writer("add_rms_norm", form, size=self._size)
+        self._reduce_add_norm = {} if form else self._build.reducers("reduce_add_rms_norm", self._size)
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[..., size] -> [..., size]."""
         y: torch.Tensor = self._norm[step.bucket](x, self.weight, self.eps)
         return y
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor | None, step: Bucketed) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(residual + x), residual + x), both [T, size]; without a residual, (norm(x), x)."""
+    def add(
+        self, x: torch.Tensor | Partial, residual: torch.Tensor | None, step: Bucketed
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(residual + x), residual + x), both [T, size]; without a residual, (norm(x), x).
+
+        Of a Partial it makes the sum over the ranks too.
+        """
+        if isinstance(x, Partial):
+            if residual is not None and x.group in self._reduce_add_norm:
+                fused = self._reduce_add_norm[x.group][step.bucket]
+                total: tuple[torch.Tensor, torch.Tensor] = fused(x.tensor, residual, self.weight, self.eps)
+                return total
+            x = x.sum(step)
         if residual is None:
             return self(x, step), x
         y: tuple[torch.Tensor, torch.Tensor] = self._add_norm[step.bucket](x, residual, self.weight, self.eps)
@@ -77,8 +90,15 @@ class LayerNorm(Layer):
         y: torch.Tensor = self._norm[step.bucket](x, self.weight, self.bias, self.eps)
         return y
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor | None, step: Bucketed) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(residual + x), residual + x), both [T, size]; without a residual, (norm(x), x)."""
+    def add(
+        self, x: torch.Tensor | Partial, residual: torch.Tensor | None, step: Bucketed
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(residual + x), residual + x), both [T, size]; without a residual, (norm(x), x).
+
+        Of a Partial it makes the sum over the ranks first.
+        """
+        if isinstance(x, Partial):
+            x = x.sum(step)
         if residual is None:
             return self(x, step), x
         total: tuple[torch.Tensor, torch.Tensor] = self._add_norm[step.bucket](

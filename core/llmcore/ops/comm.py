@@ -7,18 +7,20 @@ they call nothing and return what they are given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import OpContext
 from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
+
+T = TypeVar("T")
 
 SHAPES: tuple[Shape, ...] = (
     {"group": "attn_tp", "ranks": 1, "size": 40},
@@ -39,11 +41,27 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Peers:
-    """The ranks of one mesh group, as rank `rank` of `ranks` reaches them. `gloo`: their group for CPU tensors."""
+    """The ranks of one mesh group, as rank `rank` of `ranks` reaches them. `gloo`: their group for CPU tensors.
+
+    `store`: a key-value store that all ranks share, through which they find each other.
+    """
 
     rank: int
     ranks: int
     gloo: Collectives
+    store: Store
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, name: str, make: Callable[[Store], T]) -> T:
+        """The object `name` of this process that kernels share, such as a communicator or a buffer.
+
+        The first call makes it: `make` gets a part of the store that no other name has. Every rank must make the same
+        objects in the same order, because ranks wait for each other while they make one.
+        """
+        if name not in self._kept:
+            self._kept[name] = make(PrefixStore(name, self.store))
+        found: T = self._kept[name]
+        return found
 
     def gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The tensors `x` [..., size] of all ranks, in rank order, on the device of `x`. All have one shape and dtype.
@@ -71,7 +89,7 @@ def connect(store: Store, rank: int, ranks: int, timeout: float) -> Peers:
     options._timeout = timedelta(seconds=timeout)
     options._devices = [distributed.ProcessGroupGloo.create_device(interface="lo")]
     group: Any = distributed.ProcessGroupGloo(store, rank, ranks, options)
-    return Peers(rank, ranks, group)
+    return Peers(rank, ranks, group, store)
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ def experts(build: Build, config: DeepseekConfig) -> MoE:
     """Returns a mixture of experts. The experts that all tokens see are one MLP beside it."""
     corrected = config.route.scoring == "sigmoid"
     size, inner = config.hidden_size, config.expert_inner
-    return MoE(build, size, inner, config.route, corrected=corrected, shared=config.shared)
+    return MoE(build, size, inner, config.route, corrected=corrected, shared=config.shared, partial=True)
 
 
 class Block(Layer):
@@ -53,7 +53,7 @@ class Block(Layer):
         if config.sparse[index]:
             self.mlp: MoE | GatedMLP = experts(build, config)
         else:
-            self.mlp = GatedMLP(build, hidden, config.inner, source=self.post_attention_layernorm)
+            self.mlp = GatedMLP(build, hidden, config.inner, partial=True, source=self.post_attention_layernorm)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""

@@ -101,7 +101,9 @@ class MLA(Layer):
             weight=build.empty(heads * up, spec.latent),
             method=Unquantized(),
         )
-        self.o_proj = Linear(build, spec.heads * spec.value, hidden, bias=spec.bias, shard=Shard(_HEADS, 1))
+        self.o_proj = Linear(
+            build, spec.heads * spec.value, hidden, bias=spec.bias, shard=Shard(_HEADS, 1), partial=True
+        )
         self._up: tuple[torch.Tensor, torch.Tensor] | None = None
         self._bind(build)
 

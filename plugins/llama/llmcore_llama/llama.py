@@ -70,12 +70,14 @@ class Block(Layer):
             group="all",
             index=index,
             qkv=QKVLinear(build, hidden, bias=bias, **sizes, source=self.input_layernorm),
-            out=Linear(build, config.heads * config.head_size, hidden, bias=bias, shard=Shard("attn_tp", 1)),
+            out=Linear(
+                build, config.heads * config.head_size, hidden, bias=bias, shard=Shard("attn_tp", 1), partial=True
+            ),
             rope=rope,
         )
         self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)
         source = self.post_attention_layernorm
-        self.mlp = GatedMLP(build, hidden, config.inner, bias=config.mlp_bias, source=source)
+        self.mlp = GatedMLP(build, hidden, config.inner, bias=config.mlp_bias, partial=True, source=source)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""

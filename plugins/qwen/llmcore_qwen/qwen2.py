@@ -31,7 +31,7 @@ def attention(build: Build, config: QwenConfig, rope: Rope, index: int, *, bias:
         group=config.group(index),
         index=index,
         qkv=QKVLinear(build, hidden, bias=bias, **config.sizes),
-        out=Linear(build, config.heads * config.head_size, hidden, shard=Shard("attn_tp", 1)),
+        out=Linear(build, config.heads * config.head_size, hidden, shard=Shard("attn_tp", 1), partial=True),
         rope=rope,
     )
 
@@ -46,7 +46,7 @@ def with_head(config: QwenConfig, build: Build, head: nn.Module | None = None) -
     rope = Rope(build, config.rope)
 
     def block(index: int) -> Block:
-        mlp = GatedMLP(build, config.hidden_size, config.inner)
+        mlp = GatedMLP(build, config.hidden_size, config.inner, partial=True)
         return Block(build, config, attention(build, config, rope, index), mlp)
 
     return decoder(build, config, block, head)

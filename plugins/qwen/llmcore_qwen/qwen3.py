@@ -39,7 +39,7 @@ def attention(build: Build, config: Qwen3Config, rope: Rope, index: int) -> Atte
         group=config.group(index),
         index=index,
         qkv=QKVLinear(build, hidden, bias=bias, **config.sizes),
-        out=Linear(build, config.heads * size, hidden, bias=bias, shard=Shard("attn_tp", 1)),
+        out=Linear(build, config.heads * size, hidden, bias=bias, shard=Shard("attn_tp", 1), partial=True),
         rope=rope,
         norms=(RMSNorm(build, size, config.eps), RMSNorm(build, size, config.eps)),
     )
@@ -50,7 +50,7 @@ def build(config: Qwen3Config, build: Build) -> Decoder:
     rope = Rope(build, config.rope)
 
     def block(index: int) -> Block:
-        mlp = GatedMLP(build, config.hidden_size, config.inner)
+        mlp = GatedMLP(build, config.hidden_size, config.inner, partial=True)
         return Block(build, config, attention(build, config, rope, index), mlp)
 
     return decoder(build, config, block)

@@ -45,9 +45,9 @@ def build(config: Qwen3MoeConfig, build: Build) -> Decoder:
 
     def block(index: int) -> Block:
         mlp = (
-            MoE(build, size, config.expert_inner, config.route)
+            MoE(build, size, config.expert_inner, config.route, partial=True)
             if config.sparse[index]
-            else GatedMLP(build, size, config.inner)
+            else GatedMLP(build, size, config.inner, partial=True)
         )
         return Block(build, config, qwen3.attention(build, config, rope, index), mlp)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from llmcore.api import KernelSpec, ModeSpec, hookimpl
 
 from llmcore_triton.specs import attention as attention_specs
+from llmcore_triton.specs import comm as comm_specs
 from llmcore_triton.specs import linear as linear_specs
 from llmcore_triton.specs import quantized as quantized_specs
 from llmcore_triton.specs import rows as rows_specs
@@ -19,6 +20,7 @@ def register_kernels() -> Iterable[KernelSpec]:
     yield from attention_specs.latent_kernels()
     yield from linear_specs.kernels()
     yield from rows_specs.kernels()
+    yield from comm_specs.kernels()
     yield from quantized_specs.row_kernels()
     yield from quantized_specs.eight_bit_kernels()
     yield from quantized_specs.weight_only_kernels()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from llmcore.api import DeviceInfo
+from llmcore.api import ConfigError, DeviceInfo
 
 T = TypeVar("T")
 
@@ -24,6 +24,12 @@ class CUDA:
     graphs = True
 
     def __init__(self, index: int) -> None:
+        """Raises ConfigError if there are not so many GPUs."""
+        if index >= (seen := torch.cuda.device_count()):
+            raise ConfigError(
+                f"GPU number {index} is needed, counted from 0, and this process sees {seen}; lower --tp or --dp, or "
+                "check CUDA_VISIBLE_DEVICES and nvidia-smi"
+            )
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         properties = torch.cuda.get_device_properties(self.torch_device)

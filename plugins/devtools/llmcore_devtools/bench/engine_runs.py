@@ -18,6 +18,7 @@ from llmcore.engine.model import Progress
 from llmcore.registry.loader import build_registry
 
 from llmcore_devtools.bench.figures import Spread, process_age
+from llmcore_devtools.bench.ranks import led
 from llmcore_devtools.bench.workloads import Lengths, Prompts, Workload
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -59,7 +60,7 @@ class BenchEngine:
         with ExitStack() as stack:
             stack.enter_context(self.registry.lifetime(config))
             began = time.perf_counter()
-            self.engine = build_engine(config, self.registry, progress)
+            self.engine = build_engine(config, self.registry, progress, stack.enter_context(led(config)))
             self._open = stack.pop_all()
         self.ready = time.perf_counter() - began
         self.since_start = process_age()

@@ -1,0 +1,93 @@
+"""Memory of each GPU that the other GPUs of the host write. The only file that uses torch's symmetric memory.
+
+Multicast is off: not every container may use it, and nothing here needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from llmcore.api import ConfigError
+from llmcore.ops.comm import Peers
+from torch.distributed.distributed_c10d import Store
+
+SLOT = 64 << 20
+"""Bytes of one call's rows that a rank can receive from all others together. Larger calls are cut into pieces."""
+
+SLOTS = 2
+"""Calls take turns with the slots. No rank begins call n + 2 before every rank has done with the slot of call n: it
+waits in call n + 1 for rows that the others send after call n."""
+
+EMPTY = {2: -(1 << 15), 4: -(1 << 31)}
+"""Bytes of an element -> the bits, as an integer, of a place into which nothing has been written since it was last
+read. As a float they are -0.0, which is sent as 0.0."""
+
+BITS = {2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The slots of all ranks for elements of one size.
+
+    `buffers` [ranks] int64: the address of each rank's slots, as this GPU reaches them. `own`: this rank's slots.
+    `state` [2] int32: the calls so far, and the programs of the current call that have ended. `room`: elements that a
+    rank can send to another in one call. Layout of a rank's slots: [SLOTS, senders, room].
+    """
+
+    rank: int
+    ranks: int
+    room: int
+    own: torch.Tensor
+    buffers: torch.Tensor
+    state: torch.Tensor
+
+
+def shared(peers: Peers, element: int, device: torch.device) -> Shared:
+    """The slots for elements of `element` bytes (2 or 4). The first call waits for the other ranks.
+
+    Raises ConfigError if the GPUs cannot write each other's memory.
+    """
+    return peers.once(f"shared-{element}", partial(_made, peers, element, device))
+
+
+def sized(rank: int, ranks: int, own: torch.Tensor, buffers: torch.Tensor) -> Shared:
+    """The slots `own` of `rank`, which are filled with EMPTY here."""
+    own.fill_(EMPTY[own.element_size()])
+    return Shared(
+        rank=rank,
+        ranks=ranks,
+        room=own.numel() // (SLOTS * (ranks - 1)),
+        own=own,
+        buffers=buffers,
+        state=torch.zeros(2, dtype=torch.int32, device=own.device),
+    )
+
+
+def _made(peers: Peers, element: int, device: torch.device, store: Store) -> Shared:
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    from torch._C._distributed_c10d import _SymmetricMemory as Symmetric
+
+    name, bits = f"llmcore-{element}", BITS[element]
+    try:
+        Symmetric.set_group_info(name, peers.rank, peers.ranks, store)
+        own = Symmetric.empty_strided_p2p((SLOTS * SLOT // element,), (1,), bits, device, name)
+        handle = Symmetric.rendezvous(own, name)
+        addresses = [handle.get_buffer(rank, (1,), bits).data_ptr() for rank in range(peers.ranks)]
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the GPUs of the {peers.ranks} ranks cannot write each other's memory ({error}); use GPUs that "
+            "`nvidia-smi topo -p2p w` calls OK, or NCCL, with --kernel comm.all_reduce=nccl --kernel "
+            "comm.all_gather=nccl --kernel comm.exchange=nccl --kernel reduce_add_rms_norm=torch"
+        ) from error
+    made = sized(peers.rank, peers.ranks, own, torch.tensor(addresses, dtype=torch.int64, device=device))
+    torch.cuda.synchronize(device)
+    peers.gathered(torch.zeros(1))  # no rank writes before every rank has filled its slots
+    _HANDLES.append(handle)
+    return made
+
+
+_HANDLES: list[object] = []
+"""The other ranks' memory stays mapped as long as its handle lives: until the process ends."""

@@ -1,0 +1,53 @@
+"""The ops over several ranks, of GPUs in one host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmcore.api import KernelSpec, OpContext
+
+from llmcore_triton.specs import GPU
+from llmcore_triton.specs.rows import LONGEST
+
+MOST_RANKS = 8
+"""GPUs that are connected with each other in one host."""
+
+_ONE_SHOT = ("comm.all_reduce", "comm.all_gather", "comm.exchange", "reduce_add_rms_norm")
+_NCCL = ("comm.all_reduce", "comm.all_gather", "comm.exchange", "comm.broadcast")
+_SUMS = ("comm.all_reduce", "reduce_add_rms_norm")
+
+
+def kernels() -> Iterable[KernelSpec]:
+    """NCCL's collectives, and the faster ones over shared memory."""
+    for op in _ONE_SHOT:
+        yield KernelSpec(
+            op=op,
+            name="one_shot",
+            make="llmcore_triton.comm.one_shot:make",
+            when=GPU,
+            refuses=_refuses_one_shot,
+            batch_invariant=True,
+            summary="each GPU writes its rows into the memory of the others",
+        )
+    for op in _NCCL:
+        yield KernelSpec(
+            op=op,
+            name="nccl",
+            make="llmcore_triton.comm.nccl:make",
+            when=GPU,
+            priority=40,
+            batch_invariant=op not in _SUMS,
+            summary="NCCL, between any GPUs of a host",
+        )
+
+
+def _refuses_one_shot(context: OpContext) -> str | None:
+    """Returns why rows cannot be exchanged through shared memory, or None."""
+    ranks, size = context.shape.get("ranks"), context.shape.get("size")
+    if not isinstance(ranks, int) or not isinstance(size, int):
+        return "needs to know ranks, size"
+    if ranks > MOST_RANKS:
+        return f"is for up to {MOST_RANKS} ranks, not {ranks}"
+    if context.op in _SUMS and size > LONGEST:
+        return f"has rows of up to {LONGEST} elements in its registers, not {size}"
+    return None

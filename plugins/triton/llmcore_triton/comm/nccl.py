@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 class Communicator:
-    """NCCL's communicator of the group `peers`. All work goes to the current stream, and can be captured.
+    """NCCL's communicator of the group `peers`. All work goes to the current stream (asyncOp), and can be captured.
 
     The constructor waits for the other ranks. Each method must be called by every rank, in one order. Raises
     RuntimeError (torch.distributed.DistBackendError) if NCCL fails.
@@ -45,14 +45,14 @@ class Communicator:
         """The sum of x over the ranks, in x's type. NCCL decides the order of the summands."""
         total, options = x.clone(), distributed.AllreduceOptions()
         options.asyncOp = False
-        self._group.allreduce([total], options).wait()
+        self._group.allreduce([total], options)
         return total
 
     def stacked(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, size] -> [ranks, T, size], in rank order."""
         out, options = x.new_empty(self._ranks, *x.shape), distributed.AllgatherOptions()
         options.asyncOp = False
-        self._group._allgather_base(out, x.contiguous(), options).wait()
+        self._group._allgather_base(out, x.contiguous(), options)
         return out
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class Communicator:
         """The x of rank 0."""
         out, options = x.clone(), distributed.BroadcastOptions()
         options.asyncOp = False
-        self._group.broadcast([out], options).wait()
+        self._group.broadcast([out], options)
         return out
 
 

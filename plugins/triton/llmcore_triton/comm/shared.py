@@ -68,12 +68,15 @@ def sized(rank: int, ranks: int, own: torch.Tensor, buffers: torch.Tensor) -> Sh
 
 def _made(peers: Peers, element: int, device: torch.device, store: Store) -> Shared:
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    from torch._C._distributed_c10d import ProcessGroup, _register_process_group
     from torch._C._distributed_c10d import _SymmetricMemory as Symmetric
 
     name, bits = f"llmcore-{element}", BITS[element]
     try:
-        Symmetric.set_group_info(name, peers.rank, peers.ranks, store)
-        own = Symmetric.empty_strided_p2p((SLOTS * SLOT // element,), (1,), bits, device, name)
+        # symmetric memory asks the group of this name for its rank, its size and its store
+        group = ProcessGroup(store, peers.rank, peers.ranks)
+        _register_process_group(name, group)
+        own = Symmetric.empty_strided_p2p((SLOTS * SLOT // element,), (1,), bits, device)
         handle = Symmetric.rendezvous(own, name)
         addresses = [handle.get_buffer(rank, (1,), bits).data_ptr() for rank in range(peers.ranks)]
     except RuntimeError as error:
@@ -85,9 +88,9 @@ def _made(peers: Peers, element: int, device: torch.device, store: Store) -> Sha
     made = sized(peers.rank, peers.ranks, own, torch.tensor(addresses, dtype=torch.int64, device=device))
     torch.cuda.synchronize(device)
     peers.gathered(torch.zeros(1))  # no rank writes before every rank has filled its slots
-    _HANDLES.append(handle)
+    _KEPT.append((group, handle))
     return made
 
 
-_HANDLES: list[object] = []
-"""The other ranks' memory stays mapped as long as its handle lives: until the process ends."""
+_KEPT: list[object] = []
+"""Groups and handles. The other ranks' memory stays mapped as long as its handle lives: until the process ends."""

@@ -12,7 +12,6 @@ from llmcore.layers.build import Build
 from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, QKVLinear
 from llmcore.layers.norm import RMSNorm
-from llmcore.layers.partial import Partial
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Step
 
@@ -64,7 +63,7 @@ class Attention(Layer):
             rotated=rope.rotated,
         )
 
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor | Partial:
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden], or the Partial that `out` returns. Stores this step's keys and values."""
         qk, v = self.project(x, step)
         cos, sin = self._rope.angles(step)
@@ -84,7 +83,7 @@ class Attention(Layer):
         else:
             kernels.decode[bucket].run(q[:n], k[:n], v[:n], kv, state.decode, out[:n])
             kernels.prefill[bucket].run(q[n:], k[n:], v[n:], kv, state.prefill, out[n:])
-        y: torch.Tensor | Partial = self.o_proj(out.flatten(1), step)
+        y: torch.Tensor = self.o_proj(out.flatten(1), step)
         return y
 
     def _head_norms(self) -> tuple[tuple[torch.Tensor, torch.Tensor], float] | tuple[()]:

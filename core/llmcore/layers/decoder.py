@@ -17,13 +17,10 @@ from llmcore.layers.norm import LayerNorm, RMSNorm
 from llmcore.layers.partial import Partial
 from llmcore.layers.step import Bucketed, Rows, Step
 
-States = tuple[torch.Tensor, torch.Tensor | None]
-"""(hidden, residual), both [T, hidden_size], between slices of a model."""
-
-Hidden = tuple[torch.Tensor | Partial, torch.Tensor | None]
+Hidden = tuple[torch.Tensor, torch.Tensor | None]
 """(hidden, residual), both [T, hidden_size]. The next norm normalizes their sum.
 
-With several ranks, blocks whose last linear or mixture is `partial` return a Partial as hidden.
+With several ranks, a block whose last linear or mixture is `partial` gives a Partial as hidden to the next block.
 """
 
 
@@ -81,7 +78,7 @@ class Decoder(Layer):
                 self.wrapped[known[module]] = found
         return layer
 
-    def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> States:
+    def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Hidden:
         """Run the layers; returns (hidden, residual), [T, hidden_size] each.
 
         `hidden` and `residual` come from the previous stage, or are given embeddings. With a head and `step.sampled`,
@@ -101,8 +98,10 @@ class Decoder(Layer):
             x = last.feed(x, Rows(bucket_of(len(x[0])))) if len(x[0]) else x
         else:
             x = chosen(last(x, step), step.sampled)
-        hidden, residual = x
-        return (hidden.sum(Rows(bucket_of(len(hidden)))) if isinstance(hidden, Partial) else hidden), residual
+        last_hidden, residual = x
+        if isinstance(last_hidden, Partial):
+            last_hidden = last_hidden.sum(Rows(bucket_of(len(last_hidden))))
+        return last_hidden, residual
 
     def logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [S, vocab_size] (or [S, config.scores]) in the model's dtype, from the sampled tokens' states."""

@@ -21,7 +21,7 @@ from llmcore.layers.build import (
     Unquantized,
 )
 from llmcore.layers.layer import Layer
-from llmcore.layers.partial import Partial
+from llmcore.layers.partial import total_of
 from llmcore.layers.step import Bucketed
 from llmcore.ops import Op
 from llmcore.weights.map import Placement, Shard
@@ -176,7 +176,7 @@ class Linear(Layer):
         for name in done:
             delattr(self, name)
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | Partial:
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """x [T, inputs] -> [T, outputs], or [T, outputs / 2] with an activation.
 
         In place of x it takes the Rounded of its source. As a source it returns one, and with `partial` a Partial.
@@ -186,8 +186,8 @@ class Linear(Layer):
             y = self._after[step.bucket](y)
         if self._reduce is None or self.shape.shard is None:
             return y
-        summands = Partial(y, self.shape.shard.group, self._reduce)
-        return summands if self._partial else summands.sum(step)
+        total: torch.Tensor = total_of(y, self.shape.shard.group, self._reduce, self._partial, step)
+        return total
 
     def _created(self) -> Bound:
         assert self._bound is not None, "a linear has no tensors before llmcore.layers.create_linears(model)"

@@ -7,7 +7,6 @@ import torch
 from llmcore.layers.build import Build, Source
 from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, MergedLinear
-from llmcore.layers.partial import Partial
 from llmcore.layers.step import Bucketed
 from llmcore.weights.map import Shard
 
@@ -36,7 +35,7 @@ class GatedMLP(Layer):
         inputs = Shard("attn_tp", 1)
         self.down_proj = Linear(build, inner, size, bias=bias, shard=inputs, partial=partial, source=self.gate_up_proj)
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | Partial:
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, size] -> [T, size]."""
         return self.down_proj(self.gate_up_proj(x, step), step)  # type: ignore[no-any-return]
 

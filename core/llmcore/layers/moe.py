@@ -13,7 +13,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import RouteSpec
 from llmcore.layers.build import Bound, Build, LinearMethod, LinearShape, Unquantized, fill_normal
 from llmcore.layers.linear import Linear
-from llmcore.layers.partial import Partial
+from llmcore.layers.partial import total_of
 from llmcore.layers.step import Bucketed
 from llmcore.ops import Op
 from llmcore.ops.moe import shape_of
@@ -152,7 +152,7 @@ class MoE(nn.Module):
         if self.shared_experts is not None and self.shared_experts.plain:
             self._shared = self.shared_experts.weights()
 
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | Partial:
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, size] -> [T, size]."""
         assert self._weights is not None, "weights are bound by the loader"
         op, extra, seen = self._fused[step.bucket], self.extra(x, step), None
@@ -160,11 +160,10 @@ class MoE(nn.Module):
             seen = self.shared_experts(x, step)
         if self._reduce is None:
             return op(x, *self._weights, _sum(extra, seen), self._shared)  # type: ignore[no-any-return]
-        summands = Partial(op(x, *self._weights, seen, self._shared), "moe_tp", self._reduce)
-        if extra is None:
-            return summands if self._partial else summands.sum(step)
+        partial = self._partial and extra is None
+        y: torch.Tensor = total_of(op(x, *self._weights, seen, self._shared), "moe_tp", self._reduce, partial, step)
         # Every rank has the whole extra, so it is added once, after the sum over the ranks.
-        return summands.sum(step) + extra
+        return y if extra is None else y + extra
 
 
 def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -20,7 +22,7 @@ class Partial:
 
     tensor: torch.Tensor
     group: str
-    reduce: tuple[Op, ...]
+    reduce: Sequence[Op]
 
     def __len__(self) -> int:
         """T."""
@@ -34,3 +36,9 @@ class Partial:
     def rows(self, chosen: torch.Tensor) -> Partial:
         """Its rows `chosen` [S]."""
         return replace(self, tensor=self.tensor.index_select(0, chosen))
+
+
+def total_of(summands: torch.Tensor, group: str, reduce: Sequence[Op], partial: bool, step: Bucketed) -> Any:
+    """The sum of all ranks' `summands` [T, size], or the Partial that stands for it."""
+    found = Partial(summands, group, reduce)
+    return found if partial else found.sum(step)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from llmcore.api.specs import OpContext
-from llmcore.ops import ROUNDING, Op, Shape, add_rms_norm, comm
+from llmcore.ops import ROUNDING, Op, Shape, add_rms_norm, comm, size
 
 TOLERANCE = ROUNDING
 
@@ -40,5 +40,5 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
 
 def cost(shape: Shape) -> tuple[float, float]:
     """That of add_rms_norm, and a read of the rows of every other rank."""
-    (moved, work), ranks = add_rms_norm.cost(shape), comm.size(shape, "ranks")
+    (moved, work), ranks = add_rms_norm.cost(shape), size(shape, "ranks")
     return moved + comm.moved(shape, ranks - 1), work

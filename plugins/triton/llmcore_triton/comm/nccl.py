@@ -14,6 +14,7 @@ from llmcore.api import OpContext
 from llmcore.layers import Op
 from llmcore.ops.comm import Peers, over
 from torch import distributed
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import Store
 
 from llmcore_triton.launch import place
@@ -50,7 +51,7 @@ class Communicator:
 
     def stacked(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, size] -> [ranks, T, size], in rank order."""
-        out, options = x.new_empty(self._ranks, *x.shape), distributed.AllgatherOptions()
+        out, options = x.new_empty(self._ranks, *x.shape), AllgatherOptions()
         options.asyncOp = False
         self._group._allgather_base(out, x.contiguous(), options)
         return out

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import DTYPES, Op
+from llmcore.ops import add_rms_norm
 from llmcore.ops.comm import Peers, over
 from triton.language.extra.cuda import globaltimer
 
@@ -293,7 +294,8 @@ class OneShot:
     def _fitting(self, x: torch.Tensor, beside: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Pieces of the rows of both that fit into a slot; none of no rows."""
         rows = self._for(x).room // self._size
-        return list(zip(x.split(rows), beside.split(rows), strict=True)) if len(x) else []
+        firsts = range(0, len(x), rows)
+        return [(x[first : first + rows], beside[first : first + rows]) for first in firsts]
 
     def _for(self, x: torch.Tensor) -> Shared:
         if not x.is_floating_point():
@@ -307,11 +309,11 @@ class OneShot:
         return {"RANK": kept.rank, "RANKS": kept.ranks, "ROOM": kept.room, "EMPTY": EMPTY[element], "BITS": bits}
 
 
-_OPS = {
+_OPS: dict[str, tuple[Callable[..., Any], Op]] = {
     "comm.all_reduce": (OneShot.sum, lambda x: x),
     "comm.all_gather": (OneShot.joined, lambda x: x),
     "comm.exchange": (OneShot.stacked, lambda x: x.unsqueeze(0)),
-    "reduce_add_rms_norm": (OneShot.add_norm, None),
+    "reduce_add_rms_norm": (OneShot.add_norm, add_rms_norm.reference),
 }
 """Op -> the method, and the op for one rank."""
 
@@ -321,15 +323,9 @@ def make(context: OpContext) -> Op:
     method, alone = _OPS[context.op]
 
     def joined(peers: Peers) -> Op:
-        device = place(context)
-        for element in sorted(
-            {DTYPES[context.dtype].itemsize, 4}
-        ):  # made now, because it cannot be made inside a capture
-            shared(peers, element, device)
-        return partial(method, OneShot(partial(_of, peers, device), context))
+        slots = partial(shared, peers, place(context))
+        for element in sorted({DTYPES[context.dtype].itemsize, 4}):
+            slots(element)  # now, because they cannot be made inside a capture
+        return partial(method, OneShot(slots, context))
 
     return over(context, joined, alone)
-
-
-def _of(peers: Peers, device: torch.device, element: int) -> Shared:
-    return shared(peers, element, device)

@@ -45,7 +45,7 @@ class Shared:
     state: torch.Tensor
 
 
-def shared(peers: Peers, element: int, device: torch.device) -> Shared:
+def shared(peers: Peers, device: torch.device, element: int) -> Shared:
     """The slots for elements of `element` bytes (2 or 4). The first call waits for the other ranks.
 
     Raises ConfigError if the GPUs cannot write each other's memory.
@@ -75,7 +75,7 @@ def _made(peers: Peers, element: int, device: torch.device, store: Store) -> Sha
     try:
         # symmetric memory asks the group of this name for its rank, its size and its store
         group = ProcessGroup(store, peers.rank, peers.ranks)
-        _register_process_group(name, group)
+        _register_process_group(name, group)  # type: ignore[arg-type]  # a NewType in some versions
         own = Symmetric.empty_strided_p2p((SLOTS * SLOT // element,), (1,), bits, device)
         handle = Symmetric.rendezvous(own, name)
         addresses = [handle.get_buffer(rank, (1,), bits).data_ptr() for rank in range(peers.ranks)]

@@ -89,7 +89,7 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
     weights, doubled = _weights(built, dummy)
     stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if built.names.targets(name))
     layouts = [built.build.layout(group.name) for group in plain.model.kv_groups]
-    budget = predict(plain.model, weights, config, machine, token_bytes(layouts))
+    budget = predict(plain.model, weights, config, machine, token_bytes(layouts), built.build.buffers)
     return Plan(
         model=plain.model,
         machine=machine,
@@ -188,6 +188,7 @@ def _show(plan: Plan) -> None:
         ("a step", f"{show_bytes(budget.activations)} for intermediate results (estimated)"),
         ("tables", show_bytes(budget.tables)),
         ("graphs", show_bytes(budget.graphs)),
+        *([("between ranks", f"{show_bytes(budget.buffers)} of buffers")] if budget.buffers else []),
         ("KV per token", f"{show_bytes(budget.kv_token)} in layout {', '.join(plan.layouts)}"),
         ("KV memory", f"{show_bytes(budget.pool)}: {budget.limit}"),
         ("KV tokens", f"{budget.kv_tokens:,}"),

@@ -132,11 +132,11 @@ _INSTEAD: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "leave it out: /v1/completions takes token ids beside text": {
         _BOTH: ("skip_tokenizer_init",),
     },
-    "give --tp, of which there is only 1 in this version: a model runs on one device": {
+    "give --tp": {
         _BOTH: ("tensor_parallel_size",),
         _SGLANG: ("tp_size",),
     },
-    "leave it out: a model runs on one device": {
+    "leave it out: --tp is the only way to cut a model over devices": {
         _BOTH: ("pipeline_parallel_size", "enable_expert_parallel", "disable_custom_all_reduce"),
         _VLLM: (
             "distributed_executor_backend",

@@ -45,7 +45,7 @@ class Model:
     )
     tp: int = option(
         1,
-        "Processes that share every layer of the model, each with a part of its weights and of the KV cache.",
+        "Processes that share every layer of the model, each on its own device with a part of the weights and KV.",
         unit="processes",
         low=1,
     )

@@ -46,7 +46,8 @@ class Machine:
 class Budget:
     """A prediction. Sizes in bytes, lengths in tokens.
 
-    `pool`: memory for KV. `kv_tokens`: tokens that fit into it. `longest`: prompt plus answer of one request.
+    `buffers`: for exchanges between ranks. `pool`: memory for KV. `kv_tokens`: tokens that fit into it. `longest`:
+    prompt plus answer of one request.
     """
 
     dtype: DType
@@ -55,6 +56,7 @@ class Budget:
     activations: int
     tables: int
     graphs: int
+    buffers: int
     memory: int
     usable: int
     pool: int
@@ -79,10 +81,13 @@ def total_len(config: Config, model: ModelConfig) -> int:
     return config.memory.max_req_total_len or min(DEFAULT_TOTAL_LEN, model.max_position)
 
 
-def predict(model: ModelConfig, weights: Weighed, config: Config, machine: Machine, kv_token: int) -> Budget:
+def predict(
+    model: ModelConfig, weights: Weighed, config: Config, machine: Machine, kv_token: int, buffers: int = 0
+) -> Budget:
     """The budget of `model` with the parameters `weights` on `machine`.
 
-    `kv_token`: bytes of one token's KV over all groups; `model.dtype`: the type it will run in.
+    `kv_token`: bytes of one token's KV over all groups; `model.dtype`: the type it will run in. `buffers`: bytes that
+    kernels keep for exchanges between ranks.
     """
     allowed = total_len(config, model)
     activations = _activations(model, weights.rows, config, machine)
@@ -92,7 +97,7 @@ def predict(model: ModelConfig, weights: Weighed, config: Config, machine: Machi
     else:
         share = config.memory.cache_max_entry_count
         graphs, usable = GRAPH_BYTES, int(machine.memory * (config.memory.mem_fraction if share is None else 1))
-        pool = max(0, usable - weights.bytes - activations - tables - graphs)
+        pool = max(0, usable - weights.bytes - activations - tables - graphs - buffers)
         limit = f"what is left of {usable / machine.memory:.0%} of the memory"
         asked = int((machine.memory - weights.bytes) * (1 if share is None else share))
         if share is not None and asked < pool:
@@ -111,6 +116,7 @@ def predict(model: ModelConfig, weights: Weighed, config: Config, machine: Machi
         activations=activations,
         tables=tables,
         graphs=graphs,
+        buffers=buffers,
         memory=machine.memory,
         usable=usable,
         pool=pool,
@@ -295,10 +301,11 @@ def tables_short(error: BaseException, config: Config, max_total_len: int) -> Co
 
 def figures(budget: Budget, device: Device, free: int) -> str:
     """Two lines: what was predicted, and what was measured; `free`: bytes free before anything was loaded."""
-    parts = (budget.weights, budget.activations, budget.tables, budget.graphs)
-    weights, step, tables, graphs = map(mib, parts)
+    parts = (budget.weights, budget.activations, budget.tables, budget.graphs, budget.buffers)
+    weights, step, tables, graphs, buffers = map(mib, parts)
+    between = f", buffers between ranks {buffers}" if budget.buffers else ""
     return (
-        f"predicted: weights {weights}, a step {step}, tables {tables}, graphs {graphs}, which leaves KV "
+        f"predicted: weights {weights}, a step {step}, tables {tables}, graphs {graphs}{between}, which leaves KV "
         f"{mib(budget.pool)} for {budget.kv_tokens:,} tokens\n"
         f"measured: {mib(free)} of {mib(device.info.memory)} free before the start, at most "
         f"{mib(device.peak_memory())} in use by llmcore since"

@@ -68,7 +68,14 @@ class Parts:
     @property
     def budget(self) -> Budget:
         """The prediction."""
-        return predict(self.loaded.config, self.loaded.weights, self.config, self.machine, self.token_bytes)
+        return predict(
+            self.loaded.config,
+            self.loaded.weights,
+            self.config,
+            self.machine,
+            self.token_bytes,
+            self.loaded.build.buffers,
+        )
 
     @property
     def figures(self) -> str:
@@ -189,4 +196,4 @@ def _predicted(config: Config, registry: Registry, machine: Machine, mesh: Mesh)
     plan = blueprint(config, registry, machine.info, checkpoint, mesh).pinned(modes, config.kernels.kernel)
     dry = plan.dry()
     layouts = [dry.build.layout(group.name) for group in plan.model.kv_groups]
-    return predict(plan.model, weigh(dry.model), config, machine, token_bytes(layouts))
+    return predict(plan.model, weigh(dry.model), config, machine, token_bytes(layouts), dry.build.buffers)

@@ -385,6 +385,12 @@ class Build:
         """Description of the context -> kernel name, for each choice; for the ModelReport and the fingerprint."""
         return {describe(resolution.context): resolution.chosen.name for resolution in self.resolutions}
 
+    @property
+    def buffers(self) -> int:
+        """Bytes that the chosen kernels keep for exchanges between ranks."""
+        kept = {resolution.chosen.name: resolution.chosen.buffers for resolution in self.resolutions}
+        return sum(kept.values())
+
     def bind(self, resolution: Resolution) -> Any:
         """Make the chosen kernel."""
         return made(resolution.chosen, resolution.context)

@@ -12,7 +12,8 @@ import torch
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import add_rms_norm
 from llmcore_triton.comm.one_shot import OneShot
-from llmcore_triton.comm.shared import BITS, EMPTY, SLOTS, Shared, sized
+from llmcore_triton.comm.shared import BITS, EMPTY, Shared, sized
+from llmcore_triton.specs.comm import SLOTS
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=1)
 SIZE, ROWS = 40, 12

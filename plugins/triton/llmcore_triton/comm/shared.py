@@ -14,12 +14,7 @@ from llmcore.api import ConfigError
 from llmcore.ops.comm import Peers
 from torch.distributed.distributed_c10d import Store
 
-SLOT = 64 << 20
-"""Bytes of one call's rows that a rank can receive from all others together. Larger calls are cut into pieces."""
-
-SLOTS = 2
-"""Calls take turns with the slots. No rank begins call n + 2 before every rank has done with the slot of call n: it
-waits in call n + 1 for rows that the others send after call n."""
+from llmcore_triton.specs.comm import SLOT, SLOTS
 
 EMPTY = {2: -(1 << 15), 4: -(1 << 31)}
 """Bytes of an element -> the bits, as an integer, of a place into which nothing has been written since it was last

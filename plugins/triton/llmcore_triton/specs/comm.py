@@ -12,6 +12,16 @@ from llmcore_triton.specs.rows import LONGEST
 MOST_RANKS = 8
 """GPUs that are connected with each other in one host."""
 
+SLOT = 64 << 20
+"""Bytes of one call's rows that a rank can receive from all others together. Larger calls are cut into pieces."""
+
+SLOTS = 2
+"""Calls take turns with the slots. No rank begins call n + 2 before every rank has done with the slot of call n: it
+waits in call n + 1 for rows that the others send after call n."""
+
+_WIDTHS = 2
+"""Elements of 2 and of 4 bytes have slots of their own."""
+
 _ONE_SHOT = ("comm.all_reduce", "comm.all_gather", "comm.exchange", "reduce_add_rms_norm")
 _NCCL = ("comm.all_reduce", "comm.all_gather", "comm.exchange", "comm.broadcast")
 _SUMS = ("comm.all_reduce", "reduce_add_rms_norm")
@@ -27,6 +37,7 @@ def kernels() -> Iterable[KernelSpec]:
             when=GPU,
             refuses=_refuses_one_shot,
             batch_invariant=True,
+            buffers=_WIDTHS * SLOTS * SLOT,
             summary="each GPU writes its rows into the memory of the others",
         )
     for op in _NCCL:

@@ -1,8 +1,7 @@
 """The draw of ranks that share a vocabulary, from the logits that each has of its own.
 
 Ranks exchange two numbers per row instead of logits: each part's best score and its token, then the weight of its
-heaviest block and a token drawn from that. From equal logits the tokens are those of op `sample` on one rank, to the
-bit.
+heaviest block and a token drawn from that. From equal logits the tokens are those of op `sample` on one rank.
 """
 
 from __future__ import annotations

@@ -267,8 +267,8 @@ def draw(scores: Tensor, rows: SampleRows) -> Tensor:
 def heaviest(scores: Tensor, best: Tensor, rows: SampleRows, first: int = 0) -> tuple[Tensor, Tensor]:
     """Of each row, the greatest noisy log mass of a block, [S] f32, and a token drawn from that block, [S] int64.
 
-    `scores` [S, N] are those of `draw`, or the part of them from token `first` on, a multiple of BLOCK. An empty part
-    has minus infinity, and the token before `first`. `best` [S, 1]: the best scores of whole rows.
+    `scores` [S, N] are those of `draw`, or the part of them from token `first` on, a multiple of BLOCK. `best` [S, 1]:
+    the best scores of whole rows. An empty part has minus infinity.
     """
     vocabulary = scores.shape[1]
     blocks = max(1, -(-vocabulary // BLOCK))

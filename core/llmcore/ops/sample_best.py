@@ -5,7 +5,7 @@ Ranks that share a vocabulary exchange it. Then each knows the best score of who
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -21,8 +21,8 @@ TOLERANCE: Mapping[str, float] = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 def reference(logits: torch.Tensor, first: int) -> torch.Tensor:
     """logits [S, N] of any float type, of the tokens from `first` on -> [S, 2] f32: the best score, and its token.
 
-    Of several tokens with the best score it is the first one. The score is infinity if a logit is NaN or infinite. An
-    empty part has minus infinity, and the token before `first`. Numbers of tokens up to 2**24 are exact in f32.
+    Of several tokens with the best score it is the first one. The score is infinity if a logit is NaN or infinite, and
+    minus infinity in an empty part. Beside these is a token that is not read. Tokens up to 2**24 are exact in f32.
     """
     finite = torch.isfinite(logits).all(-1)
     score, place = torch.nn.functional.pad(logits.float(), (0, 1), value=-torch.inf).max(-1)
@@ -46,6 +46,16 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, int]]:
         yield from parts(logits)
         logits[::3, 5], logits[1::3, -1], logits[2::3, 9] = torch.nan, torch.inf, -torch.inf
         yield from parts(logits)
+
+
+def compared(
+    got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """The scores, their infinities, and of finite ones whether tokens differ."""
+    (score, token), (wanted, right) = (columns[0].cpu().unbind(-1) for columns in (got, expected))
+    yield "score", score, wanted
+    yield "infinity", score.isposinf().float() - score.isneginf().float(), wanted.sign() * wanted.isinf()
+    yield "other token", ((token != right) & wanted.isfinite()).float(), torch.zeros_like(wanted)
 
 
 def cost(shape: Shape) -> tuple[float, float]:

@@ -6,7 +6,7 @@ score of the whole row, and random numbers belong to blocks and tokens of the wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -17,7 +17,9 @@ from llmcore.ops.sample import SampleRows, heaviest, plain_rows
 SHAPES = sample_best.SHAPES
 
 TOLERANCE: Mapping[str, float] = {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-5}
-"""Applies to weights. Tokens must be equal where there is a weight."""
+"""Applies to weights."""
+
+compared = sample_best.compared
 
 
 def reference(logits: torch.Tensor, first: int, best: torch.Tensor, rows: SampleRows) -> torch.Tensor:
@@ -43,17 +45,6 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, int, torch.Tenso
         rows.position.copy_(torch.arange(tokens))
         for part, first in sample_best.parts(logits):
             yield part, first, best, rows
-
-
-def compared(
-    got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """The weights, where there is one, and where tokens differ. Where there is none, no token is read."""
-    (weight, token), (wanted, right) = (columns[0].cpu().unbind(-1) for columns in (got, expected))
-    drawn = wanted > -torch.inf
-    yield "weight", weight, wanted
-    yield "has a weight", (weight > -torch.inf).float(), drawn.float()
-    yield "another token", ((token != right) & drawn).float(), torch.zeros_like(wanted)
 
 
 def cost(shape: Shape) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import triton
 from llmcore_triton import launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -35,12 +36,18 @@ def compiling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """
     compiled: list[Any] = []
 
-    def compile_only(bound: Any, form: Any, grid: Any, arguments: Any) -> Any:
-        compiled.append(bound._kernel.run(*arguments, grid=grid, warmup=True, **bound._fixed))
+    run = JITFunction.run
+
+    def compile_only(kernel: Any, *arguments: Any, warmup: bool, **fixed: Any) -> None:
+        compiled.append(run(kernel, *arguments, warmup=True, **fixed))
+
+    def compile_bound(bound: Any, form: Any, grid: Any, arguments: Any) -> Any:
+        bound._kernel[grid](*arguments, **bound._fixed)
         return lambda *launched: None
 
     monkeypatch.setattr(driver, "_active", Hopper())
-    monkeypatch.setattr(launch.Bound, "_compile", compile_only)
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(launch.Bound, "_compile", compile_bound)
     monkeypatch.setattr(launch, "_device", lambda: 0)
     monkeypatch.setattr(launch, "_stream", lambda device: 0)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))

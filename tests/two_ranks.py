@@ -130,6 +130,7 @@ def generate(peers: Any, path: str, prompts: Sequence[Sequence[int]], new: int, 
 def own_logits(peers: Any, path: str, prompt: Sequence[int]) -> Any:
     """The largest own logit of each rank and the width of its part, beside the greedy token of all logits."""
     import torch
+    from llmcore.layers.embedding import held
     from llmcore.layers.mesh import tensor_parallel
     from llmcore_devtools.loaded_model import LoadedModel, Row
 
@@ -138,13 +139,11 @@ def own_logits(peers: Any, path: str, prompt: Sequence[int]) -> Any:
     with torch.inference_mode():
         states = model.model(step)
         own, logits = model.model.own_logits(*states)[0], model.model.logits(*states)[0]
-    first = model.model.lm_head.first
-    inside = logits[first : first + len(own)]
+    first, number = held(model.model.lm_head.build, len(logits))
     return {
         "first": first,
         "width": len(own),
-        "same": bool(torch.equal(own[: len(inside)], inside)),
-        "padding": bool((own[len(inside) :] == -torch.inf).all()),
+        "same": bool(torch.equal(own, logits[first : first + number])),
         "best": first + int(own.argmax()),
         "score": float(own.max()),
         "token": int(logits.argmax()),

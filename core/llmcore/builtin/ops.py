@@ -63,6 +63,15 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "linear_silu_and_mul", "linear"),
     ),
     "sample": ("(logits [S, vocabulary] of any float type, rows: SampleRows) -> Sampled", ()),
+    "sample.best": ("(logits [S, N] of any float type, first token) -> [S, 2] f32: best score, token", ()),
+    "sample.part": (
+        "(logits [S, N], first token, best [ranks, S, 2], rows: SampleRows) -> [S, 2] f32: weight, drawn token",
+        (),
+    ),
+    "sample.pick": (
+        "(best [ranks, S, 2], drawn [ranks, S, 2], temperature [S]) -> (tokens [S] int32, finite [S] bool)",
+        (),
+    ),
     "rope_angles": ("(positions [T], frequencies [rotated / 2], amplitude) -> (cos, sin), both [T, rotated] f32", ()),
     "step_inputs": (
         "((history [N, L], computed [N], prompt_len [N]), request [R], n_query [R], row [T], offset [T]) -> "

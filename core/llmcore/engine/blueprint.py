@@ -17,8 +17,10 @@ from llmcore.api.specs import DeviceInfo, ModelSpec, ModeSpec, OpContext, OpSpec
 from llmcore.config import Config, Kernels
 from llmcore.config import Model as ModelSettings
 from llmcore.engine.memory import total_len
+from llmcore.engine.own_draw import OPS, own_samplers
 from llmcore.layers.build import Build
 from llmcore.layers.creation import create_linears
+from llmcore.layers.embedding import VOCABULARY
 from llmcore.layers.mesh import Mesh
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS
@@ -214,6 +216,7 @@ class Blueprint:
         build = self.dry().build
         for variant in VARIANTS:
             build.op("sample", variant=variant, vocab=self.model.vocab_size)
+        own_samplers(build)
         return build.resolutions
 
     def _build(self, kind: type[Build], where: torch.device) -> Built:
@@ -242,7 +245,8 @@ class Blueprint:
 
 def used_ops(build: Build) -> set[str]:
     """The ops that a built model asks for, and those around its forward."""
-    return {resolution.context.op for resolution in build.resolutions} | STEP_OPS
+    ranks = build.mesh.size(VOCABULARY.group)
+    return {resolution.context.op for resolution in build.resolutions} | STEP_OPS | (OPS if ranks > 1 else set())
 
 
 def blueprint(

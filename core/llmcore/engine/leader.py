@@ -1,8 +1,8 @@
 """Rank 0 of a group: a runner that has the other ranks do every step with it.
 
-The scheduler, the logits processors and all that clients see are on rank 0 alone. Each rank draws a step's tokens
-itself, from the same keys of a counter-based generator, so that tokens are equal without being sent. Rank 0 sends the
-tokens of a step whose draw waited for logits processors.
+The scheduler, the logits processors and all that clients see are on rank 0 alone. Each rank picks a step's tokens
+itself, from the same numbers and the same keys of a counter-based generator, so that tokens are equal without being
+sent. Rank 0 sends the tokens of a step whose draw waited for logits processors.
 """
 
 from __future__ import annotations

@@ -94,6 +94,10 @@ class Model(Protocol):
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """[S, vocabulary] of any float type, of S tokens' hidden states."""
 
+    def own_logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The part of `logits` that `layers.embedding.held` gives this rank. A model on one rank needs no such
+        method."""
+
     def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """[S, hidden size], what `logits` are computed from. Without this the server has no embeddings."""
 

@@ -331,7 +331,9 @@ class ModelRunner:
         if not n:
             self._outputs(step.bucket, request, n_query, sample_request, sample_request, sample_request.bool())
             return Forward(probed=probed)
-        out = self._sampler.draw(self._model.logits(*states), sample_request, draw, upload)
+        own = self._sampler.reads_own(draw)
+        logits = (self._model.own_logits if own else self._model.logits)(*states)
+        out = self._sampler.draw(logits, sample_request, draw, upload, own=own)
         read = self._outputs(step.bucket, request, n_query, sample_request, out.tokens, out.finite)
         return Forward(replace(out, tokens=read), probed=probed)
 

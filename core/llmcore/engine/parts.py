@@ -27,6 +27,7 @@ from llmcore.engine.memory import (
 )
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
 from llmcore.engine.model_runner import GroupKV, ModelRunner, StepOps
+from llmcore.engine.own_draw import own_samplers
 from llmcore.engine.rank_messages import RankReady
 from llmcore.engine.sampler import RowSampler, RowScorer
 from llmcore.engine.upload import Tables
@@ -63,6 +64,8 @@ class Parts:
     """Bytes free when the weights had been loaded."""
     samplers: Mapping[str, Sequence[Sampler]]
     """By variant of a draw."""
+    own: Mapping[str, Sequence[Sampler]]
+    """The same, for variants that are drawn from the logits that each rank has of its own."""
     ops: StepOps
 
     @property
@@ -109,7 +112,7 @@ class Parts:
             GroupKV(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
         ]
         vocabulary, scores = self.loaded.config.vocab_size, self.loaded.config.scores
-        sampler = (RowScorer if scores else RowSampler)(tables, self.samplers, vocabulary)
+        sampler = (RowScorer if scores else RowSampler)(tables, self.samplers, vocabulary, self.own)
         kernels = self.config.kernels
         return ModelRunner(
             self.loaded.model,
@@ -156,6 +159,7 @@ def load_parts(
     left, build = device.free_memory(), loaded.build
     drawn = () if loaded.config.scores else VARIANTS
     samplers = {variant: build.op("sample", variant=variant, vocab=loaded.config.vocab_size) for variant in drawn}
+    own = {} if loaded.config.scores else own_samplers(build)
     ops = StepOps(
         inputs=build.op("step_inputs"),
         outputs=build.op("step_outputs"),
@@ -163,7 +167,7 @@ def load_parts(
             build.op("kv_slots", granule=build.layout(group.name).granule) for group in loaded.config.kv_groups
         ),
     )
-    return Parts(config, registry, device, loaded, limits, machine, free, left, samplers, ops)
+    return Parts(config, registry, device, loaded, limits, machine, free, left, samplers, own, ops)
 
 
 def tables_of(parts: Parts) -> Tables:

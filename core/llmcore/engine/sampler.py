@@ -70,15 +70,22 @@ Kept = TypeVar("Kept")
 
 class RowSampler:
     """Draws the next token of each sampled row. `samplers`: variant -> one callable per token bucket. `vocab_size`:
-    of the logits.
+    of the logits. `own`: like `samplers`, for the variants that ranks draw from their own logits.
 
     The host keeps, per request index, what decides the shape of a step: its variant, its log-probabilities and its
     biases. Everything else is a column on the device.
     """
 
-    def __init__(self, tables: Tables, samplers: Mapping[str, Sequence[Sampler]], vocab_size: int) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        samplers: Mapping[str, Sequence[Sampler]],
+        vocab_size: int,
+        own: Mapping[str, Sequence[Sampler]],
+    ) -> None:
         self._tables = tables
         self._samplers = samplers
+        self._own = own
         self._vocab_size = vocab_size
         size = tables.lengths.shape[0]
         self._variant = np.zeros(size, np.uint8)
@@ -122,10 +129,17 @@ class RowSampler:
         typical = bool(self._typical[indices].any())
         return Draw(variant, asked, width, n_biases, masks, n_rises, typical)
 
-    def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Sampled:
-        """Device: sample a token from each row of `logits` [S, V], for the requests `request` [S] int64."""
+    def reads_own(self, draw: Draw) -> bool:
+        """True if the ranks draw together, each from its own logits."""
+        return VARIANTS[draw.variant] in self._own
+
+    def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload, *, own: bool = False) -> Sampled:
+        """Device: sample a token from each row of `logits` [S, V], for the requests `request` [S] int64.
+
+        `own`: the logits are this rank's own, [S, N], and every rank draws now.
+        """
         count = request.shape[0]
-        sample = self._samplers[VARIANTS[draw.variant]][bucket_of(count)]
+        sample = (self._own if own else self._samplers)[VARIANTS[draw.variant]][bucket_of(count)]
         if draw.variant == _GREEDY:
             return sample(logits, self._greedy_rows(count))
         floats, ints = self._tables.floats[:, request].unbind(0), self._tables.ints[:, request].unbind(0)
@@ -306,7 +320,7 @@ class RowScorer(RowSampler):
         """Every step is alike."""
         return Draw(0)
 
-    def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Scored:
+    def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload, *, own: bool = False) -> Scored:
         """logits [S, n] as they are."""
         scores = logits.float()
         tokens = torch.zeros(len(scores), dtype=torch.int32, device=scores.device)

@@ -110,9 +110,9 @@ class Decoder(Layer):
         return y
 
     def own_logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [S, share] of this rank's part of the vocabulary, from the same states as `logits`.
+        """Logits [S, N] of this rank's part of the vocabulary, without padding, from the same states as `logits`.
 
-        The part begins at token `lm_head.first`, and is -inf beyond the vocabulary. No rank waits for another.
+        No rank waits for another.
         """
         assert isinstance(self.lm_head, LMHead), "only the logits of a vocabulary have parts"
         return self.lm_head.own(self.normed(hidden, residual), Rows(bucket_of(len(hidden))))

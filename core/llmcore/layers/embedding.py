@@ -21,6 +21,15 @@ GATHERED = 1 << 26
 """The most logits that are gathered at a time, so that their copies stay small."""
 
 
+def held(build: Build, vocab: int) -> tuple[int, int]:
+    """(first, number) of the tokens of a vocabulary for which this rank computes logits. The last ranks may have none.
+
+    All shares of the head have one size. Rows of a share beyond the number are padding.
+    """
+    ranks, share = build.mesh.size(VOCABULARY.group), build.mesh.share(vocab, VOCABULARY, "vocabulary")
+    return VOCABULARY.held(vocab, share, build.mesh.rank(VOCABULARY.group), ranks)
+
+
 class Embedding(Layer):
     """Looks up rows of a table. Every rank has the whole table, padded as a head is that shares it."""
 
@@ -60,11 +69,11 @@ class LMHead(Linear):
     """
 
     def __init__(self, build: Build, size: int, vocab: int, *, weight: nn.Parameter | None = None) -> None:
-        ranks, rank = build.mesh.size(VOCABULARY.group), build.mesh.rank(VOCABULARY.group)
+        ranks = build.mesh.size(VOCABULARY.group)
         super().__init__(build, size, vocab, weight=weight, shard=VOCABULARY if ranks > 1 else None)
-        self.vocab, share = vocab, self.shape.outputs
-        self.first, self._held = VOCABULARY.held(vocab, share, rank, ranks) if ranks > 1 else (0, vocab)
-        self._gather = build.comm("all_gather", VOCABULARY.group, share)
+        self.vocab = vocab
+        self._held = held(build, vocab)[1]
+        self._gather = build.comm("all_gather", VOCABULARY.group, self.shape.outputs)
         if ranks > 1:
             self.shape = replace(self.shape, whole=True)
 
@@ -73,18 +82,12 @@ class LMHead(Linear):
         if self._gather is None:
             return self.scores(x, step)
         rows = max(1, GATHERED // (self.shape.outputs * self.build.mesh.size(VOCABULARY.group)))
-        parts = torch.split(self.own(x, step), rows)
+        parts = torch.split(self.scores(x, step), rows)
         return torch.cat([self._gather[step.bucket](part)[:, : self.vocab] for part in parts])
 
     def own(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """x [S, size] -> [S, share]: the logits of this rank's part of the vocabulary, which begins at token `first`.
-
-        All ranks have shares of one size. Beyond the vocabulary logits are -inf.
-        """
-        y = self.scores(x, step)
-        if self._held < y.shape[1]:
-            y[:, self._held :] = -torch.inf
-        return y
+        """x [S, size] -> [S, N]: the logits of this rank's part of the vocabulary, without padding."""
+        return self.scores(x, step)[:, : self._held]
 
     def scores(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """x [S, size] -> [S, share], with any numbers beyond the vocabulary."""

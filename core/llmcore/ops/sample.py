@@ -261,15 +261,25 @@ def draw(scores: Tensor, rows: SampleRows) -> Tensor:
 
     `scores` [S, V] are already divided by the temperature, with minus infinity for tokens that filters removed.
     """
-    count, vocabulary = scores.shape
-    blocks = -(-vocabulary // BLOCK)
-    best = scores.max(-1, keepdim=True).values
+    return heaviest(scores, scores.max(-1, keepdim=True).values, rows)[1]
+
+
+def heaviest(scores: Tensor, best: Tensor, rows: SampleRows, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Of each row, the greatest noisy log mass of a block, [S] f32, and a token drawn from that block, [S] int64.
+
+    `scores` [S, N] are those of `draw`, or the part of them from token `first` on, a multiple of BLOCK. `best` [S, 1]:
+    the best scores of whole rows. An empty part has minus infinity.
+    """
+    vocabulary = scores.shape[1]
+    blocks = max(1, -(-vocabulary // BLOCK))
     whole = torch.nn.functional.pad(scores, (0, blocks * BLOCK - vocabulary), value=-torch.inf)
-    mass = torch.exp(whole - best).view(count, blocks, BLOCK).sum(-1, dtype=torch.float64)
-    block = (mass.log().float() + noise(rows, torch.arange(blocks, device=scores.device), 1)).argmax(-1, keepdim=True)
+    mass = torch.exp(whole - best).view(-1, blocks, BLOCK).sum(-1, dtype=torch.float64)
+    index = torch.arange(blocks, device=scores.device)
+    noisy = mass.log().float() + noise(rows, first // BLOCK + index, 1)
+    block = noisy.argmax(-1, keepdim=True)
     tokens = block * BLOCK + torch.arange(BLOCK, device=scores.device)
-    place = (whole.gather(1, tokens) + noise(rows, tokens, 0)).argmax(-1, keepdim=True)
-    return tokens.gather(1, place)[:, 0].clamp(max=vocabulary - 1)
+    place = (whole.gather(1, tokens) + noise(rows, first + tokens, 0)).argmax(-1, keepdim=True)
+    return noisy.gather(1, block)[:, 0], first + tokens.gather(1, place)[:, 0].clamp(max=vocabulary - 1)
 
 
 def noise(rows: SampleRows, index: Tensor, level: int) -> Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from llmcore.api.protocols import Device
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
 from llmcore.engine.model_runner import GroupKV, ModelRunner, StepOps
+from llmcore.engine.own_draw import OwnSampler
 from llmcore.engine.sampler import RowSampler
 from llmcore.engine.upload import Tables, Upload
 from llmcore.layers import Build
-from llmcore.ops.sample import VARIANTS, reference
+from llmcore.ops import sample_best, sample_part, sample_pick
+from llmcore.ops.sample import VARIANTS, Sampler, reference
 from llmcore.registry.loader import build_registry
 from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites, frame_of
 from llmcore_devtools.fake_files import fake_answer, read_config
@@ -109,7 +113,7 @@ def ahead_cpu() -> CPU:
     return device
 
 
-def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
+def rig(granule: int = 1, graph_rows: int = 0, own: Mapping[str, Sequence[Sampler]] = MappingProxyType({})) -> Rig:
     config = read_config(CONFIG)
     device = ahead_cpu() if graph_rows else CPU()
     build = Build(
@@ -127,7 +131,7 @@ def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
     groups = [GroupKV("kv", layout, 128 // granule, device.torch_device)]
     ops = StepOps(build.op("step_inputs"), build.op("step_outputs"), (build.op("kv_slots", granule=granule),))
     sampler, most = (
-        RowSampler(tables, samplers, config.vocab_size),
+        RowSampler(tables, samplers, config.vocab_size, own),
         {"graph_rows": graph_rows, "graph_bytes": 1},
     )
     runner = ModelRunner(model, device, tables, groups, sampler, ops, **most)
@@ -255,6 +259,31 @@ def decoded(r: Rig, prompts: list[list[int]], steps: int) -> list[list[int]]:
         for answer, token in zip(answers, out.tokens, strict=True):
             answer.append(int(token))
     return answers
+
+
+@pytest.mark.parametrize(
+    ("way", "asked"),
+    [
+        ({"temperature": 0.0}, "own_logits"),
+        ({"temperature": 0.9, "seed": 5}, "own_logits"),
+        ({"temperature": 0.9, "seed": 5, "top_k": 9}, "logits"),
+        ({"temperature": 0.0, "logprobs": 2}, "logits"),
+    ],
+)
+def test_ranks_gather_logits_for_draws_from_whole_rows_alone(way: dict[str, Any], asked: str) -> None:
+    """Here the only rank's part is the whole vocabulary."""
+    first = OwnSampler(0, sample_best.reference, lambda x: x[None], None, sample_pick.reference)
+    own = {"greedy": (first,) * 5, "temperature": (replace(first, part=sample_part.reference),) * 5}
+    tokens, calls = [], []
+    for r in (rig(), rig(own=own)):
+        model, whole = r.runner._model, r.runner._model.logits
+        model.logits = lambda *states, of=whole: calls.append("logits") or of(*states)
+        model.own_logits = lambda *states, of=whole: calls.append("own_logits") or of(*states)
+        admitted = [admit(0, [7, 8, 9], sampling=SamplingParams(**way))]
+        out = r.step([(0, 3, 0)], [(0, 0)], admitted=admitted, writes=places(0, 0, [9, 8, 7, 6, 5, 4]))
+        tokens.append([int(out.tokens[0]), int(r.step([(0, 1, 3)], [(0, 0)]).tokens[0])])
+    assert tokens[0] == tokens[1]
+    assert calls == ["logits"] * 2 + [asked] * 2
 
 
 def test_captured_steps_give_the_same_tokens() -> None:

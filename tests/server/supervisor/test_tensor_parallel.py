@@ -32,27 +32,32 @@ def bodies() -> list[dict[str, Any]]:
     rest = {"max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
     return [
         *({"prompt": prompt, "temperature": 0, "logprobs": 2, **rest} for prompt in PROMPTS),
+        *({"prompt": prompt, "temperature": 0, **rest} for prompt in PROMPTS),
         {"prompt": PROMPTS[0], "temperature": 0.9, "seed": 7, "n": 3, **rest},
         {"prompt": PROMPTS[1], "temperature": 0.9, "top_p": 0.8, "seed": 3, "frequency_penalty": 0.7, **rest},
         {"prompt": PROMPTS[0], "temperature": 0, "logit_bias": {"11": 100}, **rest},
     ]
 
 
-def answers(port: int) -> list[Any]:
-    found = []
+def answers(port: int) -> tuple[list[list[str]], list[float]]:
+    """The texts, and the log-probabilities that were asked for."""
+    found, logprobs = [], []
     for body in bodies():
         status, _, answer = sockets.call(port, "POST", "/v1/completions", body)
         assert status == 200, answer
-        found.append([choice["text"] for choice in json.loads(answer)["choices"]])
-    return found
+        choices = json.loads(answer)["choices"]
+        found.append([choice["text"] for choice in choices])
+        logprobs += [value for c in choices if c.get("logprobs") for value in c["logprobs"]["token_logprobs"]]
+    return found, logprobs
 
 
 def test_two_ranks_answer_as_one(model: Path) -> None:
     with serving(model, **SETTINGS) as server:
-        alone = answers(server.port)
+        texts, logprobs = answers(server.port)
+    assert len(logprobs) == 24 * len(PROMPTS)
     with serving(model, tp=2, **SETTINGS) as server:
-        assert answers(server.port) == alone
-        assert answers(server.port) == alone, "with hits of the prefix cache"
+        for _ in ("first", "with hits of the prefix cache"):
+            assert answers(server.port) == (texts, pytest.approx(logprobs, abs=1e-4))
 
 
 def test_ranks_that_do_not_fit_the_model_are_named(model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -331,3 +332,45 @@ def test_masks_leave_what_they_allow(dtype: str, vocab: int, biases: int | None)
     assert reference(logits, rows).tokens[1::4].tolist() == [vocab - 1] * 3
     expected = reference(logits, replace(rows, masks=None)).tokens[0::4]
     assert tokens[0::4].equal(expected)
+
+
+def of_parts(name: str, vocab: int, dtype: str = "f32", bucket: int = 1) -> Any:
+    shape = {"vocab": vocab, "ranks": 3}
+    where = OpContext(op=f"sample.{name}", device=H200, dtype=dtype, shape=shape, bucket=bucket)  # type: ignore[arg-type]
+    return import_module(f"llmcore_triton.sample.{name}").make(where), where
+
+
+@DTYPE
+@pytest.mark.parametrize("name", ["best", "part", "pick"])
+def test_the_samples_of_ops_over_parts(name: str, dtype: str) -> None:
+    for vocab, bucket in ((9100, 0), (300, 1), (60, 1)):
+        kernel, where = of_parts(name, vocab, dtype, bucket)
+        assert check(import_module(f"llmcore.ops.sample_{name}"), kernel, where) > 0
+
+
+@pytest.mark.parametrize(("dtype", "vocab", "share"), [("f32", 5000, 1792), ("f16", 9100, 4608), ("f32", 131, 128)])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_parts_draw_the_tokens_of_whole_rows(dtype: str, vocab: int, share: int, greedy: bool) -> None:
+    """Of three parts, the last is empty where two hold all tokens. Columns behind a part are not read."""
+    count = 14
+    logits = logits_of(count, vocab, dtype)
+    logits[0, [5, vocab - 1]] = 60.0
+    logits[1:4] = 0.0
+    for row, (place, value) in enumerate([(3, torch.nan), (vocab - 1, torch.nan), (0, -torch.inf), (130, torch.inf)]):
+        logits[4 + row, place] = value
+    rows = rows_of(count, temperature=0.0 if greedy else 0.9)
+    rows.temperature[::5] = 0.0
+    starts = [min(rank * share, vocab) for rank in range(3)]
+    wide = torch.full((count, vocab + 7), torch.nan, dtype=logits.dtype)
+    wide[:, :vocab] = logits
+    parts = [(wide[:, first : min(first + share, vocab)], first) for first in starts]
+    best, part, pick = (of_parts(name, vocab, dtype)[0] for name in ("best", "part", "pick"))
+    found = torch.stack([best(*cut) for cut in parts])
+    drawn = found if greedy else torch.stack([part(*cut, found, rows) for cut in parts])
+    tokens, finite = pick(found, drawn, rows.temperature)
+    alone = sampler("greedy" if greedy else "temperature", vocab, dtype)(logits, rows)
+    assert torch.equal(finite, alone.finite) and finite.tolist() == [True] * 4 + [False] * 4 + [True] * 6
+    assert tokens.dtype == torch.int32 and torch.equal(tokens[finite], alone.tokens[finite])
+    assert bool(((tokens >= 0) & (tokens < vocab)).all())
+    if not greedy:
+        assert len({int(token) // share for token in tokens}) > 1

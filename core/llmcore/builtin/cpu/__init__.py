@@ -33,6 +33,13 @@ def register_kernels() -> Iterable[KernelSpec]:
         when=Requires(device="cpu"),
         summary="random numbers only for tokens that can win",
     )
+    yield KernelSpec(
+        op="sample.part",
+        name="cpu",
+        make=f"{__name__}.sample:make_part",
+        when=Requires(device="cpu"),
+        summary="draws with the bits of `sample`",
+    )
     for kind in ("decode", "prefill"):
         yield KernelSpec(
             op=f"attn.gqa.{kind}",

@@ -1,10 +1,12 @@
-"""Kernel `cpu` of op `sample`: the sampler filters without a full sort, and only the rows that draw.
+"""Kernels `cpu` of ops `sample` and `sample.part`: filters without a full sort, and only of the rows that draw.
 
-It filters one row at a time, so a row's result does not depend on the rest of the batch, to the bit.
+They filter one row at a time, so a row's result does not depend on the rest of the batch, to the bit. A part of a row
+draws with the same bits as the whole row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -69,15 +71,50 @@ def _draw(scores: Float32, best: Indices, hot: Indices, rows: SampleRows) -> NDA
         if rows.typical_p is not None and rows.typical_p[row] < 1.0:
             _keep_typical(tempered, peak, float(rows.typical_p[row]))
         mass[i] = np.add.reduceat(np.exp(tempered - peak), starts, dtype=np.float64)
+    return _heaviest(kept, mass, hot, rows)[1]
+
+
+def make_part(context: OpContext) -> Callable[[Tensor, int, Tensor, SampleRows], Tensor]:
+    """The same function for every context."""
+    return part
+
+
+def part(logits: Tensor, first: int, best: Tensor, rows: SampleRows) -> Tensor:
+    """[S, 2], as op `sample.part` has it, of logits [S, N] in host memory."""
+    columns = torch.tensor([-torch.inf, 0.0]).repeat(len(logits), 1)
+    temperature, peaks = rows.temperature.numpy(), best[..., 0].amax(0).numpy()
+    hot = np.flatnonzero((temperature > 0) & np.isfinite(peaks))
+    if not hot.size or not logits.shape[1]:
+        return columns
+    scores, warm = logits.float().numpy()[hot], temperature[hot, None]
+    vocabulary = scores.shape[1]
+    starts = np.arange(0, vocabulary, BLOCK)
+    kept = np.full((hot.size, starts.size * BLOCK), -np.inf, np.float32)
+    tempered = np.divide(scores, warm, out=kept[:, :vocabulary])
+    mass = np.add.reduceat(np.exp(tempered - peaks[hot, None] / warm), starts, axis=1, dtype=np.float64)
+    found = _heaviest(kept, mass, hot, rows, first)
+    columns[torch.from_numpy(hot)] = torch.from_numpy(np.stack(found, axis=1).astype(np.float32))
+    return columns
+
+
+def _heaviest(
+    kept: Float32, mass: Float64, hot: Indices, rows: SampleRows, first: int = 0
+) -> tuple[Float32, NDArray[np.int32]]:
+    """Of the rows `hot`, the greatest noisy log mass of a block, and a token drawn from that block.
+
+    `kept`: their tempered scores [H, blocks * BLOCK] from token `first` on. `mass`: those of the blocks.
+    """
     index = torch.from_numpy(hot)
     chosen = replace(rows, seed=rows.seed[index], choice=rows.choice[index], position=rows.position[index])
     with np.errstate(divide="ignore"):
         weight = np.log(mass).astype(np.float32)
-    block = (weight + noise(chosen, torch.from_numpy(np.arange(starts.size)), 1).numpy()).argmax(axis=1)
-    token = block[:, None] * BLOCK + np.arange(BLOCK)
-    noisy = np.take_along_axis(kept, token, axis=1) + noise(chosen, torch.from_numpy(token), 0).numpy()
-    drawn: NDArray[np.int32] = np.take_along_axis(token, noisy.argmax(axis=1)[:, None], axis=1)[:, 0].astype(np.int32)
-    return drawn
+    blocks = torch.arange(first // BLOCK, first // BLOCK + mass.shape[1])
+    noisy = weight + noise(chosen, blocks, 1).numpy()
+    block = noisy.argmax(axis=1)[:, None]
+    token = block * BLOCK + np.arange(BLOCK)
+    loud = np.take_along_axis(kept, token, axis=1) + noise(chosen, torch.from_numpy(first + token), 0).numpy()
+    drawn = np.take_along_axis(token, loud.argmax(axis=1)[:, None], axis=1)[:, 0] + first
+    return np.take_along_axis(noisy, block, axis=1)[:, 0], drawn.astype(np.int32)
 
 
 def _floor(tempered: Float32, peak: np.float32, top_k: int, top_p: float, depth: np.float32) -> np.float32:

@@ -147,6 +147,7 @@ _BY_OP: Mapping[str, Callable[[Sizes], tuple[Shape, ...]]] = {
     "rope_kv_write": lambda d: ({"heads": d.heads, "kv_heads": d.kv_heads, "size": d.head, "rotated": d.head},),
     "qk_norm_rope_kv_write": lambda d: _BY_OP["rope_kv_write"](d),
     "sample": lambda d: tuple({"variant": variant, "vocab": d.vocab} for variant in VARIANTS),
+    **dict.fromkeys(("sample.best", "sample.part", "sample.pick"), lambda d: ({"vocab": d.vocab, "ranks": 2},)),
     "attn.merge": lambda d: ({"heads": d.heads, "value_size": d.head},),
 }
 

@@ -14,6 +14,35 @@ from llmcore_triton.sample.numbers import COLUMNS, exp, gumbel, tempered
 from llmcore_triton.sample.peaks import CHUNK, Peaks, first_of, peak_of, width_of
 
 
+@triton.jit
+def heaviest(mass, seed, choice, position, row, block, skipped, LAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the greatest noisy log mass of a chunk's blocks, and the first block that has it.
+
+    `mass`: of each token, [blocks, BLOCK]. `skipped`: blocks of the vocabulary before block 0."""
+    noise = gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), block + skipped, 1)
+    noisy = tl.log(tl.sum(mass, 1)).to(tl.float32) + noise
+    weight = tl.max(noisy, 0)
+    return weight, tl.min(tl.where(noisy == weight, block, LAST), 0)
+
+
+@triton.jit
+def heaviest_of(weights, blocks, row, LAST: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the greatest weight of a row's chunks, and the first block that has it."""
+    part = tl.arange(0, WIDTH)
+    weight = tl.load(weights + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
+    block = tl.load(blocks + row * PARTS + part, mask=part < PARTS, other=0)
+    most = tl.max(weight, 0)
+    return most, tl.min(tl.where((weight == most) & (part < PARTS), block, LAST), 0)
+
+
+@triton.jit
+def loudest(score, seed, choice, position, row, at, skipped, VOCAB: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the first token of a block with the greatest noisy score. `skipped`: tokens before token 0."""
+    noise = gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), at + skipped, 0)
+    noisy = score + noise
+    return tl.min(tl.where(noisy == tl.max(noisy, 0), at, VOCAB - 1), 0)
+
+
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _weigh(  # type: ignore[no-untyped-def]
     scores,
@@ -45,7 +74,7 @@ def _weigh(  # type: ignore[no-untyped-def]
     floor = float("-inf")
     if FILTERED:
         floor = tl.load(floors + row)
-    weight, heaviest = float("-inf"), chunk * (CHUNK // BLOCK)
+    weight, chosen = float("-inf"), chunk * (CHUNK // BLOCK)
     # the tokens that a filter keeps are mostly in a few chunks
     peak = tempered(tl.load(best + row * PARTS + chunk), tl.where(warm > 0, warm, 1.0))
     if (warm > 0) & (peak >= floor):
@@ -56,13 +85,10 @@ def _weigh(  # type: ignore[no-untyped-def]
         if CAPPED:
             kept = kept & (score <= tl.load(ceilings + row))
         mass = tl.where(kept, exp(score - tempered(high, warm)), 0.0).to(tl.float64)
-        noise = gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), block, 1)
-        noisy = tl.log(tl.sum(mass, 1)).to(tl.float32) + noise
-        weight = tl.max(noisy, 0)
-        heaviest = tl.min(tl.where(noisy == weight, block, (VOCAB - 1) // BLOCK), 0)
+        weight, chosen = heaviest(mass, seed, choice, position, row, block, 0, (VOCAB - 1) // BLOCK)
     release(PDL)
     tl.store(weights + row * PARTS + chunk, weight)
-    tl.store(blocks + row * PARTS + chunk, heaviest)
+    tl.store(blocks + row * PARTS + chunk, chosen)
 
 
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
@@ -97,11 +123,7 @@ def _choose(  # type: ignore[no-untyped-def]
     warm = tl.load(temperature + row)
     _, token = first_of(best, first, row, VOCAB, PARTS, WIDTH)
     if warm > 0:
-        part = tl.arange(0, WIDTH)
-        weight = tl.load(weights + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
-        block = tl.load(blocks + row * PARTS + part, mask=part < PARTS, other=0)
-        last: tl.constexpr = (VOCAB - 1) // BLOCK
-        chosen = tl.min(tl.where((weight == tl.max(weight, 0)) & (part < PARTS), block, last), 0)
+        _, chosen = heaviest_of(weights, blocks, row, (VOCAB - 1) // BLOCK, PARTS, WIDTH)
         at = chosen * BLOCK + tl.arange(0, BLOCK)
         score = tl.load(scores + row * stride + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
         score = tempered(score, warm)
@@ -109,8 +131,7 @@ def _choose(  # type: ignore[no-untyped-def]
             score = tl.where(score >= tl.load(floors + row), score, float("-inf"))
         if CAPPED:
             score = tl.where(score <= tl.load(ceilings + row), score, float("-inf"))
-        noisy = score + gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), at, 0)
-        token = tl.min(tl.where(noisy == tl.max(noisy, 0), at, VOCAB - 1), 0)
+        token = loudest(score, seed, choice, position, row, at, 0, VOCAB)
     # rows that are not finite also get some token of the vocabulary
     tl.store(tokens + row, tl.minimum(token, VOCAB - 1))
 

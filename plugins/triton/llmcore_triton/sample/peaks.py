@@ -79,9 +79,9 @@ class Peaks:
 def peaks(
     scores: Tensor, pdl: bool, *, raw: bool = True, mass: bool = False, chunk: int = CHUNK, num_warps: int = 8
 ) -> Peaks:
-    """Returns the peaks of scores [S, V], raw logits unless `raw` is False."""
+    """Returns the peaks of scores [S, V], raw logits unless `raw` is False. Rows of no score have one empty chunk."""
     count, vocabulary = scores.shape
-    parts = -(-vocabulary // chunk)
+    parts = max(1, -(-vocabulary // chunk))
     best = torch.empty((count, parts), dtype=torch.float32, device=scores.device)
     first = torch.empty((count, parts), dtype=torch.int32, device=scores.device)
     masses = torch.empty_like(best) if mass else best

@@ -17,7 +17,8 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 BOTH_CORES := -n 2 --dist worksteal
 # Tests that wait for processes and sockets leave cores idle.
 WAITING := -n 3 --dist loadfile
-RANKS := tests/families/test_two_ranks.py tests/server/supervisor/test_groups.py tests/server/supervisor/test_tensor_parallel.py
+RANKS := tests/families/test_two_ranks.py tests/server/supervisor/test_groups.py tests/server/supervisor/test_tensor_parallel.py \
+	tests/server/supervisor/test_replicas.py
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 

@@ -4,9 +4,9 @@
     python benchmarks/replicas.py --tiny --requests 20         # a small model on the CPU, to see that it works
 
 Mixes: `chat` has the lengths of conversations; `turns` has sessions of six turns, whose prompts repeat all before;
-`hot` has prompts that begin with the same 1,024 tokens. The column `times one` has the requests per second beside those
-of one engine; the number of engines is ideal. `prefix hits` is the share of prompt tokens that came from prefix caches.
-All requests of a mix must be answered in full.
+`hot` has prompts that begin with the same 1,024 tokens. The column `times one` has the requests per second beside
+those of one engine; the number of engines is ideal. `prefix hits` is the share of prompt tokens that came from prefix
+caches. All requests of a mix must be answered in full.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 BOTH_CORES := -n 2 --dist worksteal
 # Tests that wait for processes and sockets leave cores idle.
 WAITING := -n 3 --dist loadfile
-RANKS := tests/families/test_two_ranks.py tests/server/supervisor/test_groups.py tests/server/supervisor/test_tensor_parallel.py
+RANKS := tests/families/test_two_ranks.py \
+	$(addprefix tests/server/supervisor/,test_groups.py test_replicas.py test_tensor_parallel.py)
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
@@ -74,7 +75,7 @@ test-interpreter: setup
 test-http: setup
 	@$(TIMED) http $(PYTEST) $(WAITING) tests/server/http tests/route
 
-# Families and servers whose model several processes share, and what befalls one of them; not part of `make test`, which
+# Families and servers whose model several processes share, servers of several engines, and what befalls one; not part of `make test`, which
 # has the parts: tests/core/engine/test_leader.py, tests/core/layers/test_mesh.py and test_group_faults.py.
 ranks: setup
 	@$(TIMED) ranks $(PYTEST) $(RANKS)

@@ -122,8 +122,9 @@ STOPS = (
             Stop("FastTokenizer.encode"),
             Stop("submits", "body prompts rules"),
             Stop("Front.detach"),
-            Stop("Generation.start", leaves="WireBridge.submit(request)"),
-            Stop("WireBridge.submit", leaves="Outlet.send(message)"),
+            Stop("Generation.start", leaves="FleetBridge.submit(request)"),
+            Stop("FleetBridge.submit", leaves="Fleet.send(request)"),
+            Stop("Fleet.send", leaves="Outlet.send(message)"),
         ),
     ),
     Section(

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.usefixtures("forgotten")
 RANKS = (
     ("api.specs",),
     tuple(
-        f"api.{name}" for name in ("errors", "models", "bridge", "protocols", "processors", "counters", "child_pool")
+        f"api.{name}"
+        for name in ("errors", "models", "balancing", "bridge", "protocols", "processors", "counters", "child_pool")
     ),
     ("api.hookspecs", "config", "weights.map"),
     ("registry",),

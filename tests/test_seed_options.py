@@ -71,7 +71,8 @@ def test_what_asks_for_what_happens_anyway_is_taken(values: dict[str, Any], capl
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"dp": 2}, "--dp 2 is not available in this version: a model runs on one device"),
+        ({"nnodes": 2}, "--nnodes 2 is not available in this version: a server runs on one host"),
+        ({"tp": 4, "dp": 3}, "--tp 4 processes cannot be divided among --dp 3 engines; .* dp can be 1, 2, 4"),
         ({"run-mode": "prefill"}, "--run_mode prefill is not available|--run-mode prefill is not available"),
         ({"adapters": ["a=b"]}, "LoRA"),
         ({"max_prefill_iters": 2}, "chunked_prefill_size"),

@@ -12,17 +12,23 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from llmcore.api.bridge import Abort, ModelFacts, Prompt, SamplingParams, StepEvents, Submit
+from llmcore.api.bridge import Abort, Load, ModelFacts, Prompt, SamplingParams, StepEvents, Submit
 from llmcore.api.errors import ConfigError
 from llmcore.api.protocols import RequestRecord
 from llmcore.config import Config
 from llmcore.registry.loader import configure
 from llmcore_server.messages import (
     MAX_MESSAGE_BYTES,
+    EngineBack,
+    EngineGone,
     EngineLaunch,
+    EngineLoad,
     EngineReady,
+    EngineStatus,
+    EngineToWorker,
     Finished,
     Heartbeat,
+    Intake,
     Mailbox,
     Outlet,
     Shutdown,
@@ -82,7 +88,21 @@ def test_a_prompt_of_broken_ids_is_not_read() -> None:
         msgspec.msgpack.decode(broken, type=ToEngine)
 
 
-@pytest.mark.parametrize("message", [EVENTS, State(ready=False, reason="x", page=("t", b"p")), Shutdown(3.0)])
+@pytest.mark.parametrize("message", [EVENTS, Intake(full=True, retry_after=3)])
+def test_messages_of_an_engine_to_a_worker_come_back_equal(message: EngineToWorker) -> None:
+    assert msgspec.msgpack.decode(encode(message), type=EngineToWorker) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        State(ready=False, reason="x", page=("t", b"p"), engines=(EngineStatus("engine-0", True, 1.0, Load()),)),
+        Shutdown(3.0),
+        EngineGone(1, "x"),
+        EngineBack(1),
+        EngineLoad(1, Load(waiting=3)),
+    ],
+)
 def test_messages_to_a_worker_come_back_equal(message: ToWorker) -> None:
     assert msgspec.msgpack.decode(encode(message), type=ToWorker) == message
 

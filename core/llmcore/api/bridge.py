@@ -198,6 +198,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     """The request's name in logs."""
 
     @property
+    def scope(self) -> bytes:
+        """The salt together with the API key: requests of different scopes share no prefix cache."""
+        return self.salt + b"/key:%d" % self.client if self.client >= 0 else self.salt
+
+    @property
     def choices(self) -> int:
         """Places that the request takes among the running ones."""
         return self.n if self.beams is None else max(self.n, self.beams.width)
@@ -458,7 +463,8 @@ _BUG = ("internal_error", "The server failed to handle this request.")
 class Subscribers:
     """Sinks of open requests.
 
-    Any thread may call it, except `deliver` and `end_all`: they call sinks, so they run on the bridge's own thread.
+    Any thread may call it, except `deliver`, `end` and `end_all`: they call sinks, so they run on the bridge's own
+    thread.
     `abort` tells the engine that a request is over, even if the engine still computes it.
     """
 
@@ -470,6 +476,9 @@ class Subscribers:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._open
 
     @property
     def refusal(self) -> RequestError | None:
@@ -511,8 +520,18 @@ class Subscribers:
             ending, self._open = self._open, {}
         for request, entry in ending.items():
             self._abort(request)
-            for choice in sorted(entry.choices):
-                self._call(request, entry.sink, _ended_by(choice, self._refusal or _BUG))
+            self._end(request, entry, self._refusal or _BUG)
+
+    def end(self, request: int, error: tuple[str, str]) -> None:
+        """End `request` with `error`, a (code, message), if it is open. The engine is not told."""
+        with self._lock:
+            entry = self._open.pop(request, None)
+        if entry is not None:
+            self._end(request, entry, error)
+
+    def _end(self, request: int, entry: _Open, error: tuple[str, str]) -> None:
+        for choice in sorted(entry.choices):
+            self._call(request, entry.sink, _ended_by(choice, error))
 
     def _sink(self, request: int, choice: int, *, last: bool) -> Sink | None:
         if not last:  # every token takes this path, without the lock: one lookup in a dict needs none

@@ -54,12 +54,14 @@ class ServerFigures:
     """Totals of all processes since the server started.
 
     `gaps`: the number of gaps between a choice's tokens in each bucket of GAP_SECONDS, () for none.
-    `gap_seconds`: the sum of all gaps.
+    `gap_seconds`: the sum of all gaps. `engines`: for each of several engines its figures (`bridge.Load.figures()`),
+    and `up`, 1 while it serves.
     """
 
     counts: Mapping[Counted, int] = field(default_factory=dict)
     gaps: tuple[int, ...] = ()
     gap_seconds: float = 0.0
+    engines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Tallies:

@@ -83,7 +83,7 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     machine = find_machine(registry, config.model.device, memory)
-    mesh = tensor_parallel(0, config.model.tp) if config.model.tp > 1 else None
+    mesh = tensor_parallel(0, config.model.ranks) if config.model.ranks > 1 else None
     plain = blueprint(config, registry, machine.info, checkpoint, mesh)
     built = plain.pinned(chosen_modes(config, registry), config.kernels.kernel).dry()
     weights, doubled = _weights(built, dummy)
@@ -96,7 +96,7 @@ def make_plan(config: Config, registry: Registry, memory: int | None) -> Plan:
         stored={"drawn": weights.tensors} if dummy else stored,
         quant=built.quant,
         budget=budget,
-        ranks=config.model.tp,
+        ranks=config.model.ranks,
         layouts=tuple(dict.fromkeys(layout.group.layout for layout in layouts)),
         doubled=doubled,
     )

@@ -74,6 +74,12 @@ def _contradictions(config: Config, origins: Origins) -> Iterator[str]:
             "in the checkpoint: python zero_to_fp32.py CHECKPOINT OUT --safe_serialization, copy config.json and the "
             "tokenizer files to OUT, then serve OUT with --load_way HF."
         )
+    if config.model.tp % config.model.dp:
+        works = ", ".join(str(n) for n in range(1, config.model.tp + 1) if config.model.tp % n == 0)
+        yield (
+            f"--tp {config.model.tp} processes cannot be divided among --dp {config.model.dp} engines; with this tp, "
+            f"dp can be {works}; without --tp, each engine has one process."
+        )
     if memory.mem_fraction == 0:
         yield "--mem_fraction is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.9."
     longest, prompt, slots = memory.max_req_total_len, memory.max_req_input_len, memory.max_total_token_num

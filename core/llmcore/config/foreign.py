@@ -80,7 +80,6 @@ _NO_GROUP: Mapping[str | None, str] = {
 }
 
 ABSENT: tuple[Absent, ...] = (
-    _absent("dp", _ONE_GPU, accepts=("1",)),
     _absent("nnodes", _ONE_HOST, accepts=("1",)),
     _absent("node_rank", _ONE_HOST, accepts=("0",)),
     _absent("nccl_host", _ONE_GPU, idle=_NO_GROUP),
@@ -132,7 +131,7 @@ _INSTEAD: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "leave it out: /v1/completions takes token ids beside text": {
         _BOTH: ("skip_tokenizer_init",),
     },
-    "give --tp": {
+    "give --tp, which counts the processes of all engines: this number times --dp": {
         _BOTH: ("tensor_parallel_size",),
         _SGLANG: ("tp_size",),
     },
@@ -162,7 +161,7 @@ _INSTEAD: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "moe_a2a_backend",
         ),
     },
-    "give --dp, of which there is only 1 in this version: a model runs on one device": {
+    "give --dp, and with it --tp, which counts the processes of all engines": {
         _BOTH: ("data_parallel_size",),
         _SGLANG: ("dp_size",),
     },

@@ -135,6 +135,8 @@ def resolve_config(
         for setting, raw, where in _collect(source, known):
             values[setting.name] = setting.parse(raw, where)
             origins[setting.name] = where
+    if "dp" in values and "tp" not in values:  # each engine has one process
+        values["tp"], origins["tp"] = values["dp"], origins["dp"]
     config = _build(values, present)
     complete = {setting.name: origins.get(setting.name, "default") for setting in present}
     sections = dict.fromkeys(s.section for s in present if s.section is not None and s.group not in GROUPS)

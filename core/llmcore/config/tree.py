@@ -45,8 +45,16 @@ class Model:
     )
     tp: int = option(
         1,
-        "Processes that share every layer of the model, each on its own device with a part of the weights and KV.",
+        "Processes that compute the model, each on its own device (default: dp). Those of one engine, all without dp, "
+        "share every layer, each with a part of the weights and KV.",
         unit="processes",
+        low=1,
+    )
+    dp: int = option(
+        1,
+        "Engines of the server, each with the whole model on tp / dp processes; a request goes to one of them. Models "
+        "with latent attention (MLA) get such replicas too.",
+        unit="engines",
         low=1,
     )
     tokenizer_mode: str = option("fast", "Which tokenizer to use.", choices=("fast", "slow", "auto"))
@@ -88,6 +96,11 @@ class Model:
         low=0,
     )
     device: str = option("auto", "Device to run on: auto, or a name that `llmcore env` lists.", first_page=True)
+
+    @property
+    def ranks(self) -> int:
+        """The processes of each engine."""
+        return self.tp // self.dp
 
     @property
     def path(self) -> Path:

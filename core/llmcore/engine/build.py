@@ -42,20 +42,27 @@ logger = logging.getLogger(__name__)
 
 
 def build_engine(
-    config: Config, registry: Registry, progress: Progress | None = None, ranks: Ranks | None = None
+    config: Config,
+    registry: Registry,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+    index: int | None = None,
 ) -> Engine:
     """Everything that takes time at a start; tells `progress` how far it is. Raises ConfigError.
 
     `on_model_built` is called before it returns. `ranks`: the others of its group, which must be started; None if it
-    has none. Raises RankLost for one of them that fails.
+    has none. `index`: the number of its device, if it may be one engine of several. Raises RankLost for one of the
+    ranks that fails.
     """
     ranks = ranks or Alone()
     started = time.monotonic()
     for kind, name in _policies(config):  # before anything takes long
         registry.find(kind, name)
-    if config.model.tp != ranks.mesh.size("attn_tp"):
+    if config.model.dp > 1 and index is None:
+        raise ConfigError(f"--dp {config.model.dp} needs engines that `llmcore serve` starts; leave it out")
+    if config.model.ranks != ranks.mesh.size("attn_tp"):
         raise ConfigError(f"--tp {config.model.tp} needs processes that `llmcore serve` starts; leave it out")
-    parts = load_parts(config, registry, progress or silent, mesh=ranks.mesh)
+    parts = load_parts(config, registry, progress or silent, index or 0, ranks.mesh)
     device, loaded = parts.device, parts.loaded
     read = time.monotonic()
     ranks.join(ready_of(parts, 0))

@@ -250,9 +250,7 @@ class Engine:
         """KV is shared only among requests of one API key: how much of a prompt was there tells what others asked.
         KV with angles of its prompt's length is shared only among prompts of that length.
         """
-        salt, length = self._kv_salt + request.salt, len(request.prompt)
-        if request.client >= 0:
-            salt += b"/key:%d" % request.client
+        salt, length = self._kv_salt + request.scope, len(request.prompt)
         if self._fixed_angles_up_to is not None and length > self._fixed_angles_up_to:
             salt += b"/prompt:%d" % length
         return msgspec.structs.replace(request, salt=salt) if salt != request.salt else request

@@ -40,12 +40,18 @@ from llmcore.sched.plan import decode
 
 
 class Follower:
-    """Rank `rank`, which has the part `mesh` of the model. `number`: its newest step, 0 before the first."""
+    """Rank `rank`, which has the part `mesh` of the model, on device number `device` (None: `rank`).
 
-    def __init__(self, rank: int, uplink: Uplink, pulse: Pulse, mesh: Mesh | None = None) -> None:
+    `number`: its newest step, 0 before the first.
+    """
+
+    def __init__(
+        self, rank: int, uplink: Uplink, pulse: Pulse, mesh: Mesh | None = None, device: int | None = None
+    ) -> None:
         self.number = 0
         self._mesh = mesh
         self._rank = rank
+        self._device = rank if device is None else device
         self._uplink = uplink
         self._pulse = pulse
         self._tables: Tables | None = None
@@ -54,13 +60,13 @@ class Follower:
         self._flying: deque[Launched] = deque()
 
     def run(self, config: Config, registry: Registry) -> None:
-        """Load the model on device number `rank`, and follow rank 0 until it ends.
+        """Load the model on its device, and follow rank 0 until it ends.
 
         Raises RankLost where the rank fails; rank 0 hears of that too.
         """
         try:
             self._pulse(0, "loading")
-            parts = load_parts(config, registry, silent, self._rank, self._mesh)
+            parts = load_parts(config, registry, silent, self._device, self._mesh)
             self._uplink.send(ready_of(parts, self._rank))
             self._serve(parts)
         except BaseException as error:

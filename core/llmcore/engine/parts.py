@@ -145,8 +145,8 @@ def load_parts(
 ) -> Parts:
     """Load the model, or this rank's part of it, on device number `index`. Raises ConfigError."""
     device, mesh = pick_device(registry, config.model.device, index), mesh or Mesh()
-    # ranks share the host's cores
-    torch.set_num_threads(max(1, torch.get_num_threads() // mesh.size("attn_tp")))
+    # ranks and engines share the host's cores
+    torch.set_num_threads(max(1, torch.get_num_threads() // (mesh.size("attn_tp") * config.model.dp)))
     kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
     machine = Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
     device.reset_peak()

@@ -176,7 +176,7 @@ class FakeEngine(EngineWithoutModel):
                 prompt = body.prompt.ids.tolist()
                 if self.options.get("fake_hang_token") in prompt:
                     time.sleep(3600)
-                self.running[owner, body.id] = _Running(body, prompt, list(range(body.n)))
+                self.running[owner, body.id] = _Running(body, prompt, list(range(body.n)), len(body.produced))
                 self.prompt_tokens += len(prompt)
             case Abort():
                 self.aborts += self.running.pop((owner, body.id), None) is not None

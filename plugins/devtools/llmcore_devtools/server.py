@@ -48,7 +48,6 @@ class _Order(msgspec.Struct):
 
     config: Config
     engine_module: str
-    engines: int
     parent: int
     pace: Pace
     grouping: Grouping
@@ -98,7 +97,6 @@ def serving(
     model_dir: Path,
     *,
     engine_module: str = ENGINE_MODULE,
-    engines: int = 1,
     plugin_options: Mapping[str, Any] | None = None,
     timeout: float = 180.0,
     faults: bool = False,
@@ -109,7 +107,7 @@ def serving(
     """A server of the model in `model_dir`, with `settings` as on the command line. It ends with the block.
 
     `faults`: requests may cause the faults of `llmcore_devtools.faults`, if the model was written with
-    `all_faults`. `engines`: the number of its engines. `pace`: the intervals at which it updates its figures.
+    `all_faults`. `pace`: the intervals at which it updates its figures.
     `grouping`: the ranks of each engine. Raises
     ServerFailed if it does not accept requests within `timeout` seconds.
     """
@@ -123,7 +121,7 @@ def serving(
         log, temporary = Path(scratch) / "log", Path(scratch) / "tmp"
         temporary.mkdir()
         process, ready = _start(
-            _Order(config, engine_module, engines, os.getpid(), pace, grouping or Grouping()), log, temporary
+            _Order(config, engine_module, os.getpid(), pace, grouping or Grouping()), log, temporary
         )
         try:
             url, _, dashboard = _await_urls(process, ready, log, timeout).partition(" ")
@@ -199,7 +197,6 @@ def main() -> int:
             order.config,
             notices,
             engine_module=order.engine_module,
-            engines=order.engines,
             pace=order.pace,
             grouping=order.grouping,
         )

@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmcore.api import RequestError
-from llmcore.api.balancing import Arrival, Balancer, Candidate
+from llmcore.api.balancing import Arrival, Balancer
+from llmcore.fleet.destinations import Destination, Stay
 from llmcore.fleet.hits import Hits
 
 from llmcore_route.addresses import Place
 from llmcore_route.prompts import Wish
 
 logger = logging.getLogger(__name__)
-
-LATENCIES = 15
-"""The last answers whose seconds count, as in LMDeploy."""
 
 FAILURES = 2
 """Failures in a row that take a node out. One success takes it in."""
@@ -39,12 +36,8 @@ LATEST = ":latest"
 
 
 @dataclass(eq=False)
-class Node:
-    """A server. Only `Nodes` changes it.
-
-    `requests`, `waiting`: the requests that are there from here, and the tokens of those of their prompts that it has
-    still to compute. `others`: the same two numbers of what others have sent there, as far as it tells.
-    """
+class Node(Destination):
+    """A server. Only `Nodes` changes it."""
 
     url: str
     place: Place
@@ -52,12 +45,6 @@ class Node:
     speed: float | None = None
     up: bool = False
     failures: int = 0
-    requests: int = 0
-    waiting: int = 0
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES))
-    others: tuple[int, int] = (0, 0)
-    kv: tuple[int, int] = (0, 0)
-    """Live and all tokens of its KV cache."""
     added: float = field(default_factory=time.time)
     removed: bool = False
     wake: threading.Event = field(default_factory=threading.Event)
@@ -78,48 +65,6 @@ class Node:
             "speed": self.speed,
             "ready": self.up,
         }
-
-    def candidate(self, usual_speed: float, hit: int) -> Candidate:
-        """The node for a balancer. Requests sent from here count at once, others when the node tells of them."""
-        requests, waiting = self.others
-        live, total = self.kv
-        return Candidate(
-            name=self.url,
-            waiting=self.waiting + waiting,
-            requests=self.requests + requests,
-            kv_live=live,
-            kv_total=total,
-            hit=hit,
-            speed=1.0 if self.speed is None else self.speed / usual_speed,
-            latency=sum(self.latencies) / len(self.latencies) if self.latencies else 0.0,
-        )
-
-
-class Stay:
-    """A request's time at a node. One thread uses it. It is made while `lock` is held."""
-
-    def __init__(self, node: Node, tokens: int, lock: threading.Lock) -> None:
-        self.node = node
-        self._tokens = tokens
-        self._lock = lock
-        self._began = time.monotonic()
-        node.requests += 1
-        node.waiting += tokens
-
-    def answered(self) -> None:
-        """The node's first bytes are here, so it has computed the prompt."""
-        with self._lock:
-            self.node.waiting -= self._tokens
-            self._tokens = 0
-
-    def leave(self, *, whole: bool) -> None:
-        """The request is over. `whole`: it was answered to its end, so its time says something of the node."""
-        with self._lock:
-            self.node.waiting -= self._tokens
-            self._tokens = 0
-            self.node.requests -= 1
-            if whole:
-                self.node.latencies.append(time.monotonic() - self._began)
 
 
 class Nodes:
@@ -181,7 +126,7 @@ class Nodes:
         with self._lock:
             self._closed = True
 
-    def take(self, wish: Wish, without: Collection[Node] = ()) -> Stay:
+    def take(self, wish: Wish, without: Collection[Node] = ()) -> Stay[Node]:
         """A place for a request, at none of `without`. Raises RequestError: 404 if no node has the model, 503 if none
         of those that have it is up."""
         with self._lock:
@@ -205,9 +150,8 @@ class Nodes:
             return
         told = {name: int(load.get(name, 0)) for name in FIGURES}
         with self._lock:
-            requests = told["running"] + told["waiting"] - node.requests
-            node.others = max(0, requests), max(0, told["waiting_tokens"] - node.waiting)
-            node.kv = told["kv_live"], told["kv_total"]
+            requests = told["running"] + told["waiting"]
+            node.told(requests, told["waiting_tokens"], (told["kv_live"], told["kv_total"]))
 
     def failed(self, node: Node, why: str) -> None:
         """A node has not."""
@@ -228,7 +172,11 @@ class Nodes:
     def _chosen(self, arrival: Arrival, ready: list[Node], hits: Mapping[str, int]) -> int:
         declared = [node.speed for node in ready if node.speed is not None]
         usual = sum(declared) / len(declared) if declared else 1.0
-        return self._balancer.choose(arrival, [node.candidate(usual, hits.get(node.url, 0)) for node in ready])
+        speeds = [1.0 if node.speed is None else node.speed / usual for node in ready]
+        candidates = [
+            node.candidate(node.url, hits.get(node.url, 0), speed) for node, speed in zip(ready, speeds, strict=True)
+        ]
+        return self._balancer.choose(arrival, candidates)
 
     def _unknown(self, wish: Wish) -> RequestError:
         known = sorted({name for node in self._nodes.values() for name in node.models})

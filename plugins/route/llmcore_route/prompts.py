@@ -6,20 +6,17 @@ It knows no dialect. Whatever it does not understand goes on as it is, and the n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import orjson
 from llmcore.api.balancing import Arrival
+from llmcore.fleet.destinations import arrival_of
 from llmcore.fleet.hits import chunks_of
 from numpy.typing import NDArray
 
 TOKEN_BYTES = 4
 """Bytes of text that count as one token."""
-
-KEY_TOKENS = 256
-"""Tokens of a prompt's beginning by which requests are alike."""
 
 CHUNKED_TOKENS = 1 << 18
 """Tokens of a prompt's beginning that the router remembers. Longer beginnings are rare, and take time and memory."""
@@ -58,8 +55,7 @@ def wish_of(body: bytes) -> Wish:
 
 def _wish(model: str | None, ids: NDArray[np.int32]) -> Wish:
     salt = (model or "").encode()
-    key = blake2b(ids[:KEY_TOKENS].tobytes(), digest_size=8, key=salt[:64]).digest()
-    return Wish(model, Arrival(tokens=len(ids), key=int.from_bytes(key)), tuple(chunks_of(ids[:CHUNKED_TOKENS], salt)))
+    return Wish(model, arrival_of(ids, salt), tuple(chunks_of(ids[:CHUNKED_TOKENS], salt)))
 
 
 def _ids(part: Any) -> NDArray[np.int32]:

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable
 
 from llmcore.api import RequestError
+from llmcore.fleet.destinations import Stay
 from llmcore_server.listening import Reply, as_request_error, error_headers, openai_error, reraise_if_stopping
 
-from llmcore_route.nodes import Node, Nodes, Stay, ending
+from llmcore_route.nodes import Node, Nodes, ending
 from llmcore_route.prompts import Wish
 from llmcore_route.upstream import Call, Exchange, Unanswered, Unreachable, answer_headers, piece, whole
 
@@ -32,7 +33,7 @@ UNTYPED = "application/octet-stream"
 class Relay:
     """One request. `run` is for a thread of its own; any thread may `cancel` and `end` it."""
 
-    def __init__(self, call: Call, wish: Wish, reply: Reply, stay: Stay, nodes: Nodes, key: str | None) -> None:
+    def __init__(self, call: Call, wish: Wish, reply: Reply, stay: Stay[Node], nodes: Nodes, key: str | None) -> None:
         self._call, self._wish, self._reply = call, wish, reply
         self._stay, self._nodes, self._key = stay, nodes, key
         self._exchange: Exchange | None = None
@@ -65,7 +66,7 @@ class Relay:
     def _serve(self, tried: list[Node]) -> bool:
         """Try the node of `_stay`. False if another one may be tried. Raises RequestError if none may."""
         stay, answered = self._stay, False
-        exchange = Exchange(stay.node.place, self._key)
+        exchange = Exchange(stay.at.place, self._key)
         try:
             with self._lock:
                 self._exchange = exchange
@@ -76,12 +77,12 @@ class Relay:
         except Unanswered as error:
             self._raise_if_ended()
             if self._reply.streaming:
-                logger.warning("node %s: %s", stay.node.url, error)
+                logger.warning("node %s: %s", stay.at.url, error)
                 self._reply.break_off()
                 return True
             if isinstance(error, Unreachable):  # else a client whose requests break connections could take nodes out
-                self._nodes.failed(stay.node, str(error))
-            tried.append(stay.node)
+                self._nodes.failed(stay.at, str(error))
+            tried.append(stay.at)
             if len(tried) == ATTEMPTS:
                 raise _bad_gateway() from error
             return False
@@ -90,7 +91,7 @@ class Relay:
             stay.leave(whole=answered)
         return True
 
-    def _pass_on(self, response: http.client.HTTPResponse, stay: Stay) -> None:
+    def _pass_on(self, response: http.client.HTTPResponse, stay: Stay[Node]) -> None:
         headers, media = answer_headers(response), response.headers.get("content-type", UNTYPED)
         streams = media.partition(";")[0].strip().lower() in STREAMS and response.length is None
         if response.status != 200 or not streams or self._call.method == "HEAD":

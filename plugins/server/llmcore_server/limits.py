@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmcore.api.bridge import ModelFacts
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 
@@ -33,17 +34,17 @@ UNBOUNDED = Bounds(NO_BOUND, NO_BOUND, NO_BOUND, NO_BOUND)
 """The bounds of a server that refuses no requests."""
 
 
-def bounds(config: Config, *, max_running: int, kv_tokens: int) -> Bounds:
-    """The bounds by the options, for an engine that runs `max_running` choices in `kv_tokens` KV slots."""
+def bounds(config: Config, facts: ModelFacts, *, engines: int = 1) -> Bounds:
+    """The bounds by the options, for this number of engines of a model. The options hold for each engine."""
     asked = config.section(Admission)
-    waiting = _bound(asked.max_waiting_requests, max_running)
-    total = max_running + waiting
+    waiting = _bound(asked.max_waiting_requests, facts.max_running)
+    total = facts.max_running + waiting
     half = total // 2 if len(config.section(Access).api_keys) > 1 else 0
     return Bounds(
-        waiting=waiting,
-        tokens=_bound(asked.max_waiting_tokens, WAITING_POOLS * kv_tokens),
-        per_key=_bound(asked.max_requests_per_key, half),
-        open=total,
+        waiting=engines * waiting,
+        tokens=engines * _bound(asked.max_waiting_tokens, WAITING_POOLS * facts.kv_tokens),
+        per_key=engines * _bound(asked.max_requests_per_key, half),
+        open=engines * total,
     )
 
 

@@ -3,7 +3,8 @@
 The mailboxes, each a PULL socket that its owner binds:
 
 - each engine's: `ToEngine` from every worker and from the supervisor,
-- each worker's: `ToWorker` from the engine (one `StepEvents` per step) and from the supervisor,
+- each worker's: `ToWorker` from the supervisor, and one more for each engine: `EngineToWorker`, with one `StepEvents`
+  per step,
 - the supervisor's (`control`): `ToSupervisor` from every child.
 
 A child is started with the number of an inherited descriptor as its only argument and reads its launch struct from
@@ -61,6 +62,8 @@ class EngineLaunch(Launch, frozen=True, kw_only=True):
 
     report_seconds: float
     """Seconds between two `Snapshot`s."""
+    device: int = 0
+    """The number of its device."""
     store: str = ""
     """The file through which its ranks meet; this and the fields below matter where `--tp` asks for several."""
     mailboxes: tuple[str, ...] = ()
@@ -75,7 +78,9 @@ class RankLaunch(Launch, frozen=True, kw_only=True):
     """The launch of `python -m llmcore_server.engine.rank FD`."""
 
     rank: int
-    """Its number, from 1; also that of its device."""
+    """Its number, from 1."""
+    device: int
+    """The number of its device."""
     store: str
     """The file through which the ranks meet."""
     link: str
@@ -184,6 +189,16 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
         return round(time.monotonic() - self.began, 1)
 
 
+class EngineStatus(msgspec.Struct, frozen=True):
+    """One engine of the server. `stepped`: time.monotonic() when its newest finished step was heard of, 0.0 before the
+    first."""
+
+    name: str
+    serves: bool
+    stepped: float
+    load: Load
+
+
 NO_PAGE = ("text/plain; charset=utf-8", b"")
 """`State.page` where no metric sink has a page."""
 
@@ -191,21 +206,37 @@ NO_PAGE = ("text/plain; charset=utf-8", b"")
 class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """From the supervisor, about once a second and at every change: what health and metrics routes answer.
 
-    `reason`: why the server is not ready. `page`: (content type, body) of `/metrics`. `server`: None before the
-    supervisor's first word.
+    `reason`: why the server is not ready. `load`: of all engines together. `page`: (content type, body) of `/metrics`.
+    `server`: None before the supervisor's first word.
     """
 
     ready: bool
     reason: str = ""
     load: Load = Load()
+    engines: tuple[EngineStatus, ...] = ()
     page: tuple[str, bytes] = NO_PAGE
     server: ServerFacts | None = None
 
 
 class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
-    """From the supervisor: the engine has died; every open request ends with an error that says `message`."""
+    """From the supervisor: this engine has died. `message`: the reason why the server is not ready if no other one is
+    there."""
 
+    engine: int
     message: str
+
+
+class EngineBack(msgspec.Struct, frozen=True, tag="engine_back"):
+    """From the supervisor: another engine has taken the place of the one with this number, which had died."""
+
+    engine: int
+
+
+class EngineLoad(msgspec.Struct, frozen=True, tag="engine_load"):
+    """From the supervisor of several engines, after each report of one of them: its figures."""
+
+    engine: int
+    load: Load
 
 
 class Intake(msgspec.Struct, frozen=True, tag="intake"):
@@ -216,7 +247,11 @@ class Intake(msgspec.Struct, frozen=True, tag="intake"):
     retry_after: int
 
 
-ToWorker = StepEvents | State | EngineGone | Intake | Shutdown
+ToWorker = State | EngineGone | EngineBack | EngineLoad | Shutdown
+"""From the supervisor."""
+
+EngineToWorker = StepEvents | Intake
+"""From an engine. A worker has a mailbox for each of them."""
 
 
 # --- to the supervisor -----------------------------------------------------------------------------------------------
@@ -364,14 +399,13 @@ def decode_launch(data: bytes, kind: type[L]) -> L:
 
 
 class Mailbox(Generic[M]):
-    """A bound PULL socket and the one type it accepts. For one thread.
+    """A PULL socket, bound to `endpoint`, and the one type it accepts. For one thread.
 
     `dropped` counts what was not of that type; the first is logged. A socket in the file system takes connections of
     this user's processes only.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, kind: Any) -> None:
-        self.endpoint = endpoint
         self.dropped = 0
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._socket = context.socket(zmq.PULL)
@@ -381,6 +415,7 @@ class Mailbox(Generic[M]):
         if endpoint.startswith(_IPC):
             self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._socket.bind(endpoint)
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if endpoint.startswith(_IPC):
             os.chmod(endpoint.removeprefix(_IPC), 0o600)
 

@@ -22,6 +22,10 @@ class Server:
     httpserver_workers: int = option(
         1, "HTTP worker processes on one shared listening socket.", low=1, high=64, first_page=True
     )
+    routing_strategy: str = option(
+        "cost",
+        "How one of several engines (dp) is chosen for a request: the name of a balancer, as for llmcore route.",
+    )
     max_connections: int | None = option(
         None,
         "Most connections of one HTTP worker; further ones get a 503 at once (default: 4096, or running_max_req_size "
@@ -71,7 +75,8 @@ class Server:
         low=1,
     )
     health_monitor: bool = option(
-        False, "Replace an engine that died or hangs, after a pause; without this option the server ends."
+        False,
+        "Replace an engine that died or hangs, after a pause; without this option the server ends with its last.",
     )
     restart_pause: float = option(
         1.0, "Seconds until a dead engine is replaced; every further death within ten minutes doubles them.", low=0
@@ -92,6 +97,8 @@ class Server:
         if not self.health_monitor:
             why = "without health_monitor a server ends with its engine"
             yield from without_effect(origins, ("restart_pause", "restart_limit"), why)
+        if config.model.dp == 1:
+            yield from without_effect(origins, ("routing_strategy",), "a server has one engine without dp")
         if self.disable_admin:
             yield from without_effect(origins, ("admin_host", "admin_port", "ready_timeout"), "disable_admin is set")
         if self.disable_log_stats:

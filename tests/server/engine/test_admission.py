@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llmcore.api.bridge import BeamSearch, Prompt, Submit
+from llmcore.api.bridge import BeamSearch, ModelFacts, Prompt, Submit
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 from llmcore.registry.loader import configure
@@ -17,6 +17,17 @@ from llmcore_server.limits import NO_BOUND, UNBOUNDED, Bounds, bounds
 from llmcore_server.messages import Intake
 
 LIMITS = Bounds(waiting=4, tokens=100, per_key=3, open=12)
+
+
+def facts(max_running: int, kv_tokens: int) -> ModelFacts:
+    return ModelFacts(
+        architecture="A",
+        vocab_size=9,
+        max_input_len=9,
+        max_total_len=9,
+        kv_tokens=kv_tokens,
+        max_running=max_running,
+    )
 
 
 def submit(tokens: int = 1, *, n: int = 1, client: int = -1, beams: int = 0) -> Submit:
@@ -150,15 +161,15 @@ def configured(**values: Any) -> Config:
 
 
 def test_defaults_follow_what_runs_and_what_fits() -> None:
-    found = bounds(Config(), max_running=100, kv_tokens=5000)
+    found = bounds(Config(), facts(100, 5000))
     assert found == Bounds(waiting=100, tokens=20_000, per_key=NO_BOUND, open=200)
-    two = bounds(configured(api_keys=["a", "b"]), max_running=100, kv_tokens=5000)
+    two = bounds(configured(api_keys=["a", "b"]), facts(100, 5000))
     assert two.per_key == 100
 
 
 def test_options_say_otherwise_and_0_means_any_number() -> None:
     config = configured(max_waiting_requests=7, max_waiting_tokens="1k", max_requests_per_key=2)
-    assert bounds(config, max_running=3, kv_tokens=9) == Bounds(waiting=7, tokens=1000, per_key=2, open=10)
+    assert bounds(config, facts(3, 9)) == Bounds(waiting=7, tokens=1000, per_key=2, open=10)
     config = configured(max_waiting_requests=0, max_waiting_tokens=0, max_requests_per_key=0, api_keys=["a", "b"])
-    found = bounds(config, max_running=3, kv_tokens=9)
+    found = bounds(config, facts(3, 9))
     assert (found.waiting, found.tokens, found.per_key) == (NO_BOUND, NO_BOUND, NO_BOUND)

@@ -11,9 +11,9 @@ import zmq
 from llmcore.api.bridge import Finish, Prompt, StepEvents, Submit
 from llmcore_server.engine import workers
 from llmcore_server.engine.workers import BEHIND_BYTES, Workers
-from llmcore_server.messages import Mailbox, ToWorker
+from llmcore_server.messages import EngineToWorker, Mailbox
 
-Box = Mailbox[ToWorker]
+Box = Mailbox[EngineToWorker]
 
 
 class Rig:
@@ -22,7 +22,7 @@ class Rig:
     def __init__(self, directory: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.now = 100.0
         self.aborted: list[tuple[int, int]] = []
-        self.boxes: list[Box] = [Mailbox(context, f"ipc://{directory}/w{i}", ToWorker) for i in range(2)]
+        self.boxes: list[Box] = [Mailbox(context, f"ipc://{directory}/w{i}", EngineToWorker) for i in range(2)]
         self.workers = Workers(context)
         for owner, box in enumerate(self.boxes):
             self.workers.add(owner, box.endpoint)

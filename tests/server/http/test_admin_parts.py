@@ -18,19 +18,18 @@ from llmcore_server.http.access import SameOrigin, admin_guard, is_local_name
 from llmcore_server.http.admin import board as board_module
 from llmcore_server.http.admin.board import KEPT, WINDOW, Board, History, quantile
 from llmcore_server.http.reply import Reply
-from llmcore_server.messages import ServerFacts
+from llmcore_server.messages import EngineStatus, ServerFacts
 from llmcore_server.plugin import register_options
 from llmcore_server.server_status import Overview
 
 BUCKETS = len(GAP_SECONDS) + 1
 
 
-def overview(**more: Any) -> Overview:
+def overview(load: Load = Load(), stepped: float | None = None, **more: Any) -> Overview:  # noqa: B008
     base = Overview(
         reason="",
-        stepped=time.monotonic(),
         server=ServerFacts(url="http://x", started=0.0, began=0.0),
-        load=Load(),
+        engines=(EngineStatus("engine-0", True, time.monotonic() if stepped is None else stepped, load),),
         facts=None,
         page=("text/plain", b""),
         ended={},

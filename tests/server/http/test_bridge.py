@@ -2,20 +2,38 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
-from llmcore.api.bridge import Abort, ChoiceEvent, Finish, FinishChoice, ModelFacts, Prompt, StepEvents, Submit
+from llmcore.api.balancing import Arrival, Candidate
+from llmcore.api.bridge import (
+    Abort,
+    BeamSearch,
+    ChoiceEvent,
+    Finish,
+    FinishChoice,
+    Load,
+    ModelFacts,
+    Prompt,
+    StepEvents,
+    Submit,
+)
 from llmcore.api.errors import RequestError
+from llmcore.builtin.balancers import Cost
 from llmcore.config import Config
-from llmcore_server.http.bridge import WireBridge, merge
+from llmcore_server.http.bridge import FleetBridge, merge
 from llmcore_server.messages import (
+    EngineBack,
     EngineGone,
+    EngineLoad,
     Heartbeat,
     Hello,
+    Intake,
     Mailbox,
     Outlet,
     Shutdown,
@@ -68,10 +86,21 @@ class Engine:
             facts=FACTS,
         )
         self.shutdowns: list[float] = []
-        self.bridge = WireBridge(launch, on_shutdown=self.shutdowns.append)
-        self.outlet = Outlet(self.context, launch.mailbox)
+        self.bridge = FleetBridge(launch, on_shutdown=self.shutdowns.append, balancer=Cost(Random(0)))
+        self.supervisor = Outlet(self.context, launch.mailbox)
+        self.outlets: list[Outlet] = []
+        for inbox in self.inboxes:
+            self.connect(inbox)
+        self.outlet = self.outlets[0]
         self.hub = threading.Thread(target=self.bridge.run)
         self.heard: list[ToEngine] = []
+
+    def connect(self, inbox: Mailbox[ToEngine]) -> Outlet:
+        """An outlet to the mailbox of which the worker has told the engine with this inbox."""
+        assert inbox.wait(PATIENCE)
+        (hello,) = [message.body for message in inbox.drain() if isinstance(message.body, Hello)]
+        self.outlets.append(Outlet(self.context, hello.mailbox))
+        return self.outlets[-1]
 
     def next(self) -> object:
         """The next message that is no heartbeat."""
@@ -89,11 +118,11 @@ class Engine:
 def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = Engine(tmp_path, getattr(request, "param", 1))
     engine.hub.start()
-    assert isinstance(engine.next(), Hello)
     yield engine
     engine.bridge.stop()
     engine.hub.join(PATIENCE)
-    engine.outlet.close(0)
+    for outlet in (engine.supervisor, *engine.outlets):
+        outlet.close(0)
     for inbox in engine.inboxes:
         inbox.close()
     engine.control.close()
@@ -173,7 +202,7 @@ def test_a_sink_that_raises_loses_only_its_own_request(engine: Engine, caplog: p
 def test_a_dead_engine_ends_every_choice_and_refuses_new_requests(engine: Engine) -> None:
     heard: list[ChoiceEvent] = []
     engine.bridge.submit(submit(1, n=2), heard.append)
-    engine.outlet.send(EngineGone("gone"))
+    engine.supervisor.send(EngineGone(0, "gone"))
     until(lambda: len(heard) == 2)
     assert [event.finish for event in heard] == [Finish.ERROR] * 2
     assert heard[0].error is not None and heard[0].error[0] == "engine_failed"
@@ -201,18 +230,19 @@ def test_heartbeats_say_which_step_was_handled(engine: Engine) -> None:
 
 
 def test_state_and_shutdown_arrive(engine: Engine) -> None:
-    engine.outlet.send(State(ready=False, reason="why"))
-    engine.outlet.send(Shutdown(2.5))
+    engine.supervisor.send(State(ready=False, reason="why"))
+    engine.supervisor.send(Shutdown(2.5))
     until(lambda: engine.shutdowns)
     assert engine.bridge.state.reason == "why"
     assert engine.shutdowns == [2.5]
 
 
 def test_rubbish_is_dropped_and_counted(engine: Engine) -> None:
-    engine.outlet.send(["rubbish"])
-    engine.outlet.send(State(ready=False))
+    for outlet in (engine.supervisor, engine.outlet):
+        outlet.send(["rubbish"])
+    until(lambda: engine.bridge.dropped == 2)
+    engine.supervisor.send(State(ready=False))
     until(lambda: not engine.bridge.state.ready)
-    assert engine.bridge.dropped == 1
 
 
 def test_steps_that_queued_up_are_merged() -> None:
@@ -272,26 +302,174 @@ def test_merged_logprobs_stay_beside_their_tokens() -> None:
     assert len(event.logprobs) == len(event.tokens) == 2
 
 
-@pytest.mark.parametrize("engine", [2], indirect=True)
-def test_the_requests_of_a_worker_go_to_the_engines_in_turn(engine: Engine) -> None:
-    def bodies(inbox: Mailbox[ToEngine]) -> list[object]:
-        return [message.body for message in inbox.drain() if not isinstance(message.body, Hello | Heartbeat)]
+LONG = list(range(9)) * 40
 
-    got: dict[int, object] = {}
-    sink = got.__setitem__
-    for number in (1, 2, 3, 4):
-        engine.bridge.submit(submit(number), lambda event, number=number: sink(number, event))  # type: ignore[misc]
-    engine.bridge.abort(3)
-    engine.bridge.finish(2, 0, 1)
-    seen: list[list[object]] = [[], []]
-    until(
-        lambda: [seen[i].extend(bodies(inbox)) for i, inbox in enumerate(engine.inboxes)] and sum(map(len, seen)) == 6
+
+class Two:
+    """Two engines of one worker, and what the sinks of its requests have heard."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.bridge = engine.bridge
+        self.heard: dict[int, list[ChoiceEvent]] = {}
+        self.got: list[list[object]] = [[], []]
+
+    def submit(self, number: int, prompt: list[int] | None = None, **more: Any) -> Submit:
+        events = self.heard[number] = []
+        given = Submit(id=number, prompt=Prompt.of(prompt or [number]), **{"max_new_tokens": 9, **more})
+        self.bridge.submit(given, events.append)
+        return given
+
+    def bodies(self, index: int, count: int) -> list[object]:
+        """The messages that an engine has got, once there are `count`."""
+
+        def look() -> bool:
+            got = [message.body for message in self.engine.inboxes[index].drain()]
+            self.got[index] += [body for body in got if not isinstance(body, Hello | Heartbeat)]
+            return len(self.got[index]) >= count
+
+        until(look)
+        return self.got[index]
+
+    def place(self, number: int) -> int:
+        """The engine at which a request is."""
+        return self.bridge._fleet.sent[number].link.engine
+
+    def tokens(self, number: int) -> list[int]:
+        return [token for event in self.heard[number] for token in event.tokens]
+
+    def die(self, index: int) -> None:
+        self.engine.supervisor.send(EngineGone(index, "gone"))
+        until(lambda: self.bridge._fleet.link(index) is None)
+
+
+@pytest.fixture
+def two(engine: Engine) -> Two:
+    return Two(engine)
+
+
+several = pytest.mark.parametrize("engine", [2], indirect=True)
+
+
+@several
+def test_a_request_goes_where_its_prefix_is_and_others_where_least_waits(two: Two) -> None:
+    two.submit(1, LONG)
+    first = two.place(1)
+    two.submit(2, LONG[::-1])
+    assert two.place(2) == 1 - first, "the own dispatch counts before the engine has told of it"
+    two.engine.outlets[first].send(events((1, 0, [5], STOP)))
+    two.engine.outlets[1 - first].send(events((2, 0, [5], STOP)))
+    until(lambda: two.heard[1] and two.heard[2])
+    for number in (3, 4, 5):
+        two.submit(number, [*LONG, number])
+        two.submit(number + 10, [*LONG[::-1], number])
+        assert (two.place(number), two.place(number + 10)) == (first, 1 - first)
+    two.submit(20, [*LONG, 1], salt=b"x")
+    two.submit(21, [*LONG, 1], client=3)
+    assert two.place(20) != two.place(21), "neither finds the other's prefix"
+
+
+@several
+def test_what_an_engine_tells_and_its_full_queue_count(two: Two) -> None:
+    two.engine.supervisor.send(EngineLoad(0, Load(waiting=2, waiting_tokens=5000)))
+    until(lambda: two.bridge._fleet.links()[0].others == (2, 5000))
+    for number in (1, 2, 3):
+        two.submit(number, LONG)
+        assert two.place(number) == 1
+    two.engine.outlets[1].send(Intake(full=True, retry_after=7))
+    until(lambda: two.bridge._fleet.links()[1].intake.full)
+    assert two.bridge.gate.check(-1) is None, "the other one has room"
+    two.submit(4, LONG)
+    assert two.place(4) == 0
+    two.engine.outlets[0].send(Intake(full=True, retry_after=9))
+    until(lambda: two.bridge.gate.check(-1) is not None)
+    assert two.bridge.gate.retry_after == 7
+
+
+@several
+def test_a_dead_engine_s_request_goes_on_where_it_was(two: Two) -> None:
+    given = two.submit(1, prompt_logprobs=True)
+    dead = two.place(1)
+    two.engine.outlets[dead].send(events((1, 0, [5], RUNNING), cached={0: 3}, unenforced={0: ["x"]}))
+    two.engine.outlets[dead].send(events((1, 0, [6], RUNNING)))
+    until(lambda: two.tokens(1) == [5, 6])
+    two.die(dead)
+    (onward,) = two.bodies(1 - dead, 1)
+    assert onward == msgspec.structs.replace(given, produced=(5, 6), prompt_logprobs=False)
+    other = two.engine.outlets[1 - dead]
+    other.send(events((1, 0, [], RUNNING), unenforced={0: ["x"]}))
+    other.send(events((1, 0, [7], RUNNING), cached={0: 1}))
+    until(lambda: two.tokens(1) == [5, 6, 7])
+    assert [event.cached for event in two.heard[1] if event.cached >= 0] == [3]
+    assert [event.unenforced for event in two.heard[1] if event.unenforced] == [("x",)]
+    two.bridge.abort(1)
+    assert two.bodies(1 - dead, 2)[1] == Abort(1)
+
+
+@several
+def test_what_cannot_move_ends_with_the_error(two: Two) -> None:
+    two.engine.supervisor.send(EngineLoad(1, Load(waiting=2, waiting_tokens=5000)))
+    until(lambda: two.bridge._fleet.links()[1].others == (2, 5000))
+    for number, more in enumerate(({"n": 2}, {"n": 2}, {"beams": BeamSearch(2)}), 1):
+        two.submit(number, LONG, **more)
+    assert [two.place(number) for number in (1, 2, 3)] == [0, 0, 0]
+    dead = two.place(1)
+    two.engine.outlets[dead].send(events((1, 1, [5], RUNNING)))
+    until(lambda: two.heard[1])
+    two.die(dead)
+    (onward,) = two.bodies(1 - dead, 1)
+    assert isinstance(onward, Submit) and (onward.id, onward.produced, onward.n) == (2, (), 2), (
+        "nothing was told of it"
     )
-    assert seen[1] == [submit(1), submit(3), Abort(3)]
-    assert seen[0] == [submit(2), submit(4), FinishChoice(2, 0, 1)]
-    engine.outlet.send(events((1, 0, [5], STOP), (4, 0, [6], STOP)))
-    until(lambda: set(got) == {1, 4})
-    engine.outlet.send(EngineGone("one has stopped"))
-    until(lambda: engine.bridge.gate.closed)
+    until(lambda: two.heard[3] and len(two.heard[1]) == 3)
+    assert [event.error and event.error[0] for event in two.heard[1]] == [None, "engine_failed", "engine_failed"]
+    assert two.heard[3][0].error is not None and not two.heard[2]
+    assert set(two.bridge._fleet.sent) == {2}
+
+
+@several
+def test_a_failing_engine_s_requests_move_before_its_end(two: Two) -> None:
+    two.submit(1)
+    dead = two.place(1)
+    two.engine.outlets[dead].send(events((1, 0, [5], RUNNING)))
+    two.engine.outlets[dead].send(events((1, 0, [], Finish.ERROR), error={0: ("engine_failed", "the device")}))
+    (onward,) = two.bodies(1 - dead, 1)
+    assert isinstance(onward, Submit) and onward.produced == (5,)
+    two.engine.outlets[dead].send(events((1, 0, [8], STOP)))
+    for number in (2, 3):
+        two.submit(number, [number] * 200)
+        assert two.place(number) == 1 - dead, "it gets nothing more"
+    two.engine.outlets[1 - dead].send(events((1, 0, [6], STOP)))
+    until(lambda: two.tokens(1) == [5, 6])
+
+
+@several
+def test_an_engine_that_is_back_gets_requests_and_the_last_one_takes_all_with_it(two: Two) -> None:
+    old = two.bridge._fleet.links()[1].mailbox.endpoint
+    two.die(1)
+    two.submit(1)
+    assert two.place(1) == 0
+    two.engine.supervisor.send(EngineBack(1))
+    two.engine.connect(two.engine.inboxes[1])
+    assert two.bridge._fleet.links()[1].mailbox.endpoint != old, "words of the dead one do not come to the new one"
+    two.submit(2, LONG)
+    assert two.place(2) == 1
+    two.die(1)
+    until(lambda: two.place(2) == 0)
+    two.engine.supervisor.send(EngineGone(0, "gone"))
+    until(lambda: two.heard[1] and two.heard[2])
+    assert two.heard[1][0].error is not None and two.bridge.gate.closed
     with pytest.raises(RequestError, match="engine has stopped"):
-        engine.bridge.submit(submit(5), lambda event: None)
+        two.submit(3)
+
+
+class Broken:
+    def choose(self, arrival: Arrival, candidates: Sequence[Candidate]) -> int:
+        raise ValueError("a bug")
+
+
+@several
+def test_a_balancer_that_fails_costs_no_request(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    two.bridge._fleet._balancer = Broken()
+    two.submit(1)
+    assert two.place(1) == 0 and "a bug" in caplog.text

@@ -87,6 +87,23 @@ def test_every_metric_says_what_it_is() -> None:
     assert "_created" not in text
 
 
+def test_each_of_several_engines_has_figures() -> None:
+    sink = PrometheusSink()
+    assert "llmcore_engine_up" not in sink.page()[1].decode()
+    load = Load(running=2, waiting=3, kv_live=1, kv_total=4, prompt_tokens=50, cached_tokens=20)
+    each = {"engine-0": {**load.figures(), "up": 1.0}, "engine-1": {**Load().figures(), "up": 0.0}}
+    sink.server(ServerFigures(engines=each))
+    text = sink.page()[1].decode()
+    for line in (
+        'engine_up{engine="engine-0"} 1.0',
+        'engine_up{engine="engine-1"} 0.0',
+        'engine_queue_size{engine="engine-0"} 3.0',
+        'engine_kv_usage{engine="engine-0"} 0.25',
+        'engine_prefix_hit_tokens_total{engine="engine-0"} 20.0',
+    ):
+        assert f"\nllmcore_{line}\n" in text
+
+
 def test_two_sinks_do_not_share_figures() -> None:
     one, two = PrometheusSink(), PrometheusSink()
     one.request_finished(RECORD)
@@ -96,7 +113,8 @@ def test_two_sinks_do_not_share_figures() -> None:
 def test_what_is_documented_is_what_there_is() -> None:
     sink = PrometheusSink()
     counts = {(name, tuple("x" for _ in labels)): 1 for name, (labels, _) in COUNTS.items()}
-    sink.server(ServerFigures(counts, (1,) * (len(GAP_SECONDS) + 1), 2.5))
+    each = {"engine-0": {**Load().figures(), "up": 1.0}}
+    sink.server(ServerFigures(counts, (1,) * (len(GAP_SECONDS) + 1), 2.5, each))
     sink.snapshot(Load(kv_total=4, kv_granule=1, cache={"nodes": 1}).figures())
     sink.request_finished(RECORD)
     text = sink.page()[1].decode()

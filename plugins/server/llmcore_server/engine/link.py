@@ -78,13 +78,13 @@ class RankUplink:
 @contextmanager
 def led(launch: EngineLaunch, registry: Registry, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Led | None]:
     """The other ranks of rank 0's group, which end in good order with the block; None if it has none."""
-    if launch.config.model.tp == 1:
+    if launch.config.model.ranks == 1:
         yield None
         return
-    device = device_name(registry, launch.config.model.device, 0)
+    device = device_name(registry, launch.config.model.device, launch.device)
     beats = Beats(context, launch.name, launch.control, launch.beat_seconds, device)
     link = RankLink(context, launch.mailboxes, launch.answers)
-    ranks = Led(link, beats, join(launch.store, 0, launch.config.model.tp))
+    ranks = Led(link, beats, join(launch.store, 0, launch.config.model.ranks))
     yield ranks
     ranks.end()
     link.close()

@@ -70,13 +70,11 @@ class EngineProcess:
         """Build the engine, report that it is ready, and serve until told to end."""
         registry = build_registry(self._launch.config)
         with registry.lifetime(self._launch.config), led(self._launch, registry, self._context) as ranks:
-            engine = build_engine(self._launch.config, registry, self._progress, ranks)
+            engine = build_engine(self._launch.config, registry, self._progress, ranks, self._launch.device)
             # The model's objects live as long as the process; the garbage collector need not visit them.
             gc.collect()
             gc.freeze()
-            facts = engine.facts
-            limits = bounds(self._launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
-            self._admission = Admission(limits, engine.queue_stats)
+            self._admission = Admission(bounds(self._launch.config, engine.facts), engine.queue_stats)
             self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.mailbox, ToEngine)
             signal.signal(child.STOP, self._stop)
             self._tell(EngineReady(engine.facts))

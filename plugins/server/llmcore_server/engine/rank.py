@@ -18,12 +18,12 @@ from llmcore_server.messages import RankLaunch
 def run(launch: RankLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """Follow rank 0 until it ends. Raises RankLost where this rank fails."""
     registry = build_registry(launch.config)
-    device = device_name(registry, launch.config.model.device, launch.rank)
+    device = device_name(registry, launch.config.model.device, launch.device)
     beats = Beats(context, launch.name, launch.control, launch.beat_seconds, device)
     uplink = RankUplink(context, launch.link, launch.answers)
     with registry.lifetime(launch.config):
-        mesh = join(launch.store, launch.rank, launch.config.model.tp)
-        Follower(launch.rank, uplink, beats, mesh).run(launch.config, registry)
+        mesh = join(launch.store, launch.rank, launch.config.model.ranks)
+        Follower(launch.rank, uplink, beats, mesh, launch.device).run(launch.config, registry)
     uplink.close()
     beats.close()
 

@@ -1,4 +1,4 @@
-"""The bridge of an HTTP worker: an engine in another process, reached by messages.
+"""The bridge of an HTTP worker: one engine or several in other processes, reached by messages.
 
 `submit`, `abort` and `finish` may be called from any thread. One thread, the hub, runs `run`: it receives, hands every
 request its events and keeps the heartbeat. It first merges all steps that have queued up, so a worker that fell behind
@@ -7,13 +7,13 @@ writes once per request and not once per step.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import zmq
+from llmcore.api.balancing import Balancer
 from llmcore.api.bridge import (
     Abort,
     ChoiceEvent,
@@ -26,20 +26,22 @@ from llmcore.api.bridge import (
     Subscribers,
     explode,
 )
+from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError
 from llmcore.api.protocols import RequestRecord
 
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.fleet import LOST, EngineLink, Fleet
 from llmcore_server.http.streaming.loop import SendBatch
 from llmcore_server.limits import bounds
 from llmcore_server.messages import (
     HEARTBEAT_SECONDS,
     Alive,
+    EngineBack,
     EngineGone,
+    EngineLoad,
     Finished,
-    Heartbeat,
-    Hello,
     Intake,
     Mailbox,
     Outlet,
@@ -47,67 +49,65 @@ from llmcore_server.messages import (
     State,
     Tallied,
     Tally,
-    ToEngine,
     ToSupervisor,
     ToWorker,
     WorkerLaunch,
     WorkerReady,
 )
 
-logger = logging.getLogger(__name__)
-
-_LOST = ("engine_failed", "The engine has stopped; the request can be sent again when the server is back.")
 _REASON = "the server is shutting down"
 _ENDING = ("server_overloaded", "The server is shutting down; send the request again later.")
 
 
-class WireBridge:
-    """`bridge.Bridge` over the wire, for one worker."""
+class FleetBridge:
+    """`bridge.Bridge` over the wire to one engine or several, for one worker. `balancer` chooses among several."""
 
-    def __init__(self, launch: WorkerLaunch, *, on_shutdown: Callable[[float], None]) -> None:
+    def __init__(self, launch: WorkerLaunch, *, on_shutdown: Callable[[float], None], balancer: Balancer) -> None:
         self._worker = launch.worker
         self._name = launch.name
         self._on_shutdown = on_shutdown
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._mailbox: Mailbox[ToWorker] = Mailbox(self._context, launch.mailbox, ToWorker)
-        self._engines = [Outlet(self._context, endpoint) for endpoint in launch.engines]
         self._control = Outlet(self._context, launch.control)
         self._sending = threading.Lock()
-        self._requests = Subscribers(lambda request: self._to_engine_of(request, Abort(request)))
-        self._seen = 0.0
+        self._requests = Subscribers(self._abandon)
+        self._fleet = Fleet(self._context, launch, balancer, self._sending)
+        self._poller = zmq.Poller()
+        self._watched: list[EngineLink] = []
+        self._poller.register(self._mailbox.socket, zmq.POLLIN)
         self._tally = Tally(launch.name)
         self._stopping = threading.Event()
         self._over = threading.Event()
-        facts = launch.facts
-        limits = bounds(launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
+        limits = bounds(launch.config, launch.facts, engines=len(launch.engines))
         self.gate = Gate(limits, self._unready)
         self.deadlines = Deadlines()
         self.send_batch = SendBatch()
         self._informed = threading.Event()
         self.state = State(ready=True)
-        self._to_engines(Hello(launch.mailbox))
 
     # --- Bridge
 
     def submit(self, request: Submit, sink: Sink) -> None:
-        """Queue `request`. Raises RequestError (503) when the engine is gone or does not keep up."""
+        """Queue `request`. Raises RequestError (503) when no engine is there, or the engine does not keep up."""
         self._requests.open(request, sink)
-        if not self._to_engine_of(request.id, request):
+        if not self._fleet.send(request):
             self._requests.close(request.id)
             raise RequestError("The server has too much to do; try again later.", code="server_overloaded", status=503)
 
     def abort(self, request_id: int) -> None:
         """End every choice of a request."""
         if self._requests.close(request_id):
-            self._to_engine_of(request_id, Abort(request_id))
+            self._abandon(request_id)
 
     def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
         """End one choice at its first `n_tokens` tokens."""
         if self._requests.close_choice(request_id, choice):
-            self._to_engine_of(request_id, FinishChoice(request_id, choice, n_tokens))
+            self._fleet.tell(request_id, FinishChoice(request_id, choice, n_tokens))
+            if request_id not in self._requests:
+                self._fleet.forget(request_id, whole=True)
 
     def load(self) -> Load:
-        """The supervisor's newest copy of the engine's figures, about a second old."""
+        """The supervisor's newest copy of the engines' figures together, about a second old."""
         return self.state.load
 
     # --- for the worker
@@ -115,7 +115,7 @@ class WireBridge:
     @property
     def dropped(self) -> int:
         """The number of messages that were not valid."""
-        return self._mailbox.dropped
+        return self._mailbox.dropped + self._fleet.dropped
 
     def announce(self) -> None:
         """Tell the supervisor that this worker can serve."""
@@ -133,22 +133,24 @@ class WireBridge:
         """The hub: receive until `stop`, and tell the supervisor that this worker lives while `alive` says so."""
         due = 0.0
         while not self._stopping.is_set():
-            self._mailbox.wait(self.deadlines.patience(HEARTBEAT_SECONDS))
+            self._wait(self.deadlines.patience(HEARTBEAT_SECONDS))
             self._handle(self._mailbox.drain())
+            for link in self._fleet.links():
+                self._take(link)
             self.deadlines.expire()
             if self._over.is_set():
                 self._requests.end_all()
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_SECONDS
-                self._to_engines(Heartbeat(self._seen))
+                self._fleet.beat()
                 if alive():
                     self._tell(Alive())
-                if news := self._tally.news(self._mailbox):
+                TALLIES.set("dropped_messages", self._name, total=self.dropped)
+                if news := self._tally.news():
                     self._tell(news)
         self._mailbox.close()
+        self._fleet.close()
         with self._sending:
-            for engine in self._engines:
-                engine.close()
             self._control.close()
 
     def drain(self) -> None:
@@ -167,17 +169,10 @@ class WireBridge:
 
     # --- inside
 
-    def _to_engine_of(self, request_id: int, body: Submit | Abort | FinishChoice) -> bool:
-        """Tell the engine of this request; the requests of a worker go to the engines in turn. False if it is lost."""
-        with self._sending:
-            if not self._engines:
-                return False
-            return self._engines[request_id % len(self._engines)].send(ToEngine(self._worker, body)) > 0
-
-    def _to_engines(self, body: Hello | Heartbeat) -> None:
-        with self._sending:
-            for engine in self._engines:
-                engine.send(ToEngine(self._worker, body))
+    def _abandon(self, request_id: int) -> None:
+        """The request is over, and its engine may still compute it."""
+        self._fleet.tell(request_id, Abort(request_id))
+        self._fleet.forget(request_id, whole=False)
 
     def _unready(self) -> RequestError | None:
         refusal = self._requests.refusal
@@ -186,40 +181,82 @@ class WireBridge:
         text = f"The server takes no requests now: {self.state.reason or 'it is not ready'}."
         return RequestError(text, code="server_overloaded", status=503)
 
-    def _lose_engines(self) -> None:
-        """Another engine may take the place and the address of the dead one. It must not get messages for that one."""
-        with self._sending:
-            for engine in self._engines:
-                engine.close(0.0)
-            self._engines = []
-
     def _tell(self, body: WorkerReady | Alive | Finished | Tallied) -> None:
         with self._sending:
             self._control.send(ToSupervisor(self._name, body))
 
+    def _wait(self, seconds: float) -> None:
+        """Until a message has come, or `seconds` are over."""
+        links = self._fleet.links()
+        if links != self._watched:
+            self._watched, self._poller = links, zmq.Poller()
+            for socket in (self._mailbox.socket, *(link.mailbox.socket for link in links)):
+                self._poller.register(socket, zmq.POLLIN)
+        self._poller.poll(int(seconds * 1000))
+
     def _handle(self, messages: Sequence[ToWorker]) -> None:
-        steps: list[StepEvents] = []
         for message in messages:
             match message:
-                case StepEvents():
-                    steps.append(message)
                 case State():
                     self.state = message
                     self._informed.set()
+                case EngineLoad():
+                    self._fleet.told(message.engine, message.load)
                 case EngineGone():
-                    self._lose_engines()
-                    self._requests.refuse(_LOST)
-                    self._over.set()
-                    self.state = msgspec.structs.replace(self.state, ready=False, reason=message.message)
-                case Intake():
-                    self.gate.hear(message)
+                    self._lose(message)
+                case EngineBack():
+                    self._fleet.connect(message.engine)
+                    self.gate.hear(self._fleet.intake)
                 case Shutdown():
                     self._on_shutdown(message.grace)
+
+    def _take(self, link: EngineLink) -> None:
+        """Handle what an engine has sent."""
+        steps: list[StepEvents] = []
+        for message in link.mailbox.drain():
+            match message:
+                case StepEvents():
+                    steps.append(message)
+                case Intake():
+                    link.intake = message
+                    self.gate.hear(self._fleet.intake)
         if steps:
             with self.send_batch:
                 for request, event in merge(steps):
-                    self._requests.deliver(request, event)
-            self._seen = steps[-1].stamp
+                    self._deliver(link, request, event)
+            link.seen = steps[-1].stamp
+
+    def _deliver(self, link: EngineLink, number: int, event: ChoiceEvent) -> None:
+        sent = self._fleet.sent.get(number)
+        if sent is None or sent.link is not link:  # it is over, or has moved on
+            return
+        if event.error is not None and event.error[0] == LOST[0]:
+            if not self._fleet.move(sent):
+                self._requests.end(number, event.error)
+            return
+        news = sent.news(event)
+        if news is not None:
+            self._requests.deliver(number, news)
+        if event.finish is not Finish.RUNNING and number not in self._requests:
+            self._fleet.forget(number, whole=True)
+
+    def _lose(self, gone: EngineGone) -> None:
+        """An engine has died. Its requests move on to others; those that cannot move end with an error."""
+        link = self._fleet.link(gone.engine)
+        if link is None:
+            return
+        self._take(link)
+        left = self._fleet.lose(link)
+        if not self._fleet.links():
+            self._requests.refuse(LOST)
+            self._over.set()
+            self.state = msgspec.structs.replace(self.state, ready=False, reason=gone.message)
+            return
+        self.gate.hear(self._fleet.intake)
+        with self.send_batch:
+            for sent in left:
+                if not self._fleet.move(sent):
+                    self._requests.end(sent.request.id, LOST)
 
 
 def merge(steps: Sequence[StepEvents]) -> Iterable[tuple[int, ChoiceEvent]]:

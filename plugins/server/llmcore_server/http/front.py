@@ -112,7 +112,7 @@ class Front:
     def server_info(self) -> bytes:
         """The body of `/server_info`, as on the admin listener: JSON without any secret."""
         state = self.state()
-        return server_info(self.config, state.server, self.facts, state.load, state.reason)
+        return server_info(self.config, state.server, self.facts, state.engines, state.reason)
 
     def next_id(self) -> int:
         """A number for `Submit.id` that this worker has not used."""

@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 from llmcore.api.errors import Stopped
 from llmcore.api.processors import LogitsProcessorSpec
-from llmcore.api.specs import DialectSpec, OutputParserSpec, TokenizerSpec
+from llmcore.api.specs import BalancerSpec, DialectSpec, OutputParserSpec, TokenizerSpec
 from llmcore.registry.loader import build_registry, load
 from llmcore.registry.registry import Registry
 from llmcore.text.source import open_tokenizer
@@ -26,7 +27,7 @@ from llmcore_server import child
 from llmcore_server.chat.parser_choice import open_parsers
 from llmcore_server.http.access import fingerprint, server_guard
 from llmcore_server.http.app import build_app
-from llmcore_server.http.bridge import WireBridge
+from llmcore_server.http.bridge import FleetBridge
 from llmcore_server.http.front import Front, Route
 from llmcore_server.http.healing import check_healing
 from llmcore_server.http.observers import HOOK, Observers
@@ -71,7 +72,9 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     if launch.config.section(Prompts).token_healing_mode:
         check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
-    bridge = WireBridge(launch, on_shutdown=stop)
+    routing = launch.config.section(Server).routing_strategy
+    balancer = load(registry.find(BalancerSpec, routing).make)(Random())
+    bridge = FleetBridge(launch, on_shutdown=stop, balancer=balancer)
     plugins = [Observers(registry)] if registry.implementers(HOOK) else []
     front = Front(
         config=launch.config,

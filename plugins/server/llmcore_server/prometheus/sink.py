@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from llmcore.api import COUNTS, GAP_SECONDS, RequestRecord, ServerFigures
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -91,6 +91,16 @@ class _Server(Collector):
             for values, n in (totals or ({} if labels else {(): 0})).items():
                 family.add_metric(values, n)
             yield family
+        kinds: tuple[tuple[Mapping[str, tuple[str, str]], type[GaugeMetricFamily | CounterMetricFamily]], ...] = (
+            (tables.ENGINE_GAUGES, GaugeMetricFamily),
+            (tables.ENGINE_TOTALS, CounterMetricFamily),
+        )
+        for table, kind in kinds:
+            for name, (figure, text) in table.items() if self.figures.engines else ():
+                each = kind(PREFIX + name, text, labels=["engine"])
+                for engine, figures in self.figures.engines.items():
+                    each.add_metric([engine], figures[figure])
+                yield each
         below, buckets = 0, []
         ends = [*(f"{end:g}" for end in GAP_SECONDS), "+Inf"]
         for end, n in zip(ends, self.figures.gaps or (0,) * len(ends), strict=True):

@@ -88,6 +88,22 @@ TOTALS = {
 }
 """Name -> (field of bridge.Load that only grows, help)."""
 
+ENGINE_GAUGES = {
+    "engine_up": ("up", "1 while requests can be sent to this one of several engines, else 0."),
+    "engine_queue_size": ("waiting", "Requests that wait at this one of several engines."),
+    "engine_batch_current_size": ("running", "Requests that run at this one of several engines."),
+    "engine_kv_usage": ("kv_usage", "Share of KV slots that requests hold at this one of several engines."),
+}
+"""The gauges of each engine, where there are several: name -> (figure, help)."""
+
+ENGINE_TOTALS = {
+    "engine_prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that this one of several engines admitted."),
+    "engine_prefix_hit_tokens": ("cached_tokens", "Those that came from the prefix cache."),
+    "engine_generated_tokens": ("output_tokens", "Tokens that this one of several engines generated."),
+    "engine_preemptions": ("preemptions", "Requests that this one of several engines took out for want of slots."),
+}
+"""Its totals, which begin anew with another engine: name -> (figure, help)."""
+
 CACHE_CONFIG = "cache_config_info"
 CACHE_CONFIG_HELP = "The KV cache: tokens of a block, and blocks. The value is 1."
 CACHE_CONFIG_LABELS = ("block_size", "num_gpu_blocks")
@@ -119,6 +135,10 @@ def metrics() -> Iterator[Metric]:
         yield Metric(f"{PREFIX}{name}_total", "counter", (), text)
     for name, (labels, text) in COUNTS.items():
         yield Metric(f"{PREFIX}{name}_total", "counter", labels, text)
+    for name, (_, text) in ENGINE_GAUGES.items():
+        yield Metric(f"{PREFIX}{name}", "gauge", ("engine",), text)
+    for name, (_, text) in ENGINE_TOTALS.items():
+        yield Metric(f"{PREFIX}{name}_total", "counter", ("engine",), text)
     for name, (text, _, _) in HISTOGRAMS.items():
         yield Metric(f"{PREFIX}{name}", "histogram", (), text)
     yield Metric(f"{PREFIX}{GAPS}", "histogram", (), GAPS_HELP)

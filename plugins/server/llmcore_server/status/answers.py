@@ -44,6 +44,17 @@ class ProcessEntry(Struct):
     """True while it runs."""
 
 
+class EngineEntry(Struct):
+    """One engine of the server."""
+
+    name: str
+    """Its name in logs and metrics."""
+    serves: bool
+    """True while requests can be sent to it."""
+    load: dict[str, float]
+    """Its figures."""
+
+
 class PluginEntry(Struct):
     """One plugin that is installed."""
 
@@ -77,7 +88,9 @@ class ServerInfoAnswer(Struct):
     summary: dict[str, str]
     """The lines of the start-up summary: kernels, KV and more."""
     load: dict[str, float] | None
-    """The engine's figures: what runs, what waits, and how full the KV pool is."""
+    """The figures of all engines together: what runs, what waits, and how full the KV pool is."""
+    engines: list[EngineEntry]
+    """The server's engines."""
     processes: list[ProcessEntry]
     """The server's processes."""
     plugins: list[PluginEntry]

@@ -6,9 +6,10 @@ import socket
 import time
 from collections.abc import Sequence
 
+from llmcore.api.bridge import ModelFacts
 from llmcore.api.errors import ConfigError
 
-from llmcore_server.messages import AdminLaunch, Probe, ServerFacts, rows
+from llmcore_server.messages import AdminLaunch, EngineStatus, Probe, ServerFacts, rows
 from llmcore_server.server_status import Overview
 from llmcore_server.settings import Server
 from llmcore_server.supervisor.child import Child, Spawner
@@ -31,7 +32,7 @@ class Admin(Kind):
     def __init__(self, spawner: Spawner) -> None:
         super().__init__("the admin listener", spawner)
         self._due, self._told = 0.0, ""
-        self._steps, self._stepped, self._probing = 0, 0.0, False
+        self._stepped, self._probing = 0.0, False
         server = spawner.config.section(Server)
         self._socket = None if server.disable_admin else _bind(server)
 
@@ -49,14 +50,19 @@ class Admin(Kind):
         fd, mailbox = self._socket.fileno(), self._spawner.directory.address(NAME)
         return self._spawner.spawn(MODULE, AdminLaunch, NAME, (fd,), mailbox=mailbox, unread=8, listen_fd=fd)
 
-    def tell(self, not_ready: str, engine: Engine, server: ServerFacts, sinks: Sinks) -> None:
+    def tell(
+        self,
+        not_ready: str,
+        engines: tuple[EngineStatus, ...],
+        facts: ModelFacts | None,
+        server: ServerFacts,
+        sinks: Sinks,
+    ) -> None:
         """Send the status, when it is time, or when an awaited step has finished."""
         if not self._running:
             return
-        load, now = engine.load, time.monotonic()
-        stepped = load.steps > self._steps
-        if load.steps != self._steps:
-            self._steps, self._stepped = load.steps, (now if stepped else 0.0)
+        now, newest = time.monotonic(), max(engine.stepped for engine in engines)
+        stepped, self._stepped = newest > self._stepped, newest
         news = not_ready != self._told or (stepped and self._probing)
         if now < self._due and not news:
             return
@@ -65,10 +71,9 @@ class Admin(Kind):
         figures = sinks.figures()
         overview = Overview(
             reason=not_ready,
-            stepped=self._stepped,
             server=server,
-            load=load,
-            facts=engine.facts,
+            engines=engines,
+            facts=facts,
             page=sinks.newest,
             ended=dict(sinks.ended),
             first_tokens=tuple(sinks.first_tokens),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import zmq
 from llmcore.api.bridge import Load, ModelFacts
 
@@ -19,7 +21,7 @@ from llmcore_server.messages import (
 from llmcore_server.settings import Server
 from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.group import Group, Grouping
-from llmcore_server.supervisor.restart import Starts
+from llmcore_server.supervisor.restart import BackOff, Starts
 from llmcore_server.supervisor.watchdog import Watchdog
 
 
@@ -27,7 +29,9 @@ class Engine:
     """One engine of a server: a list of ranks, which is empty while the engine does not run.
 
     Rank 0 has the scheduler and the mailbox, at `mailbox`. The end of any rank is the end of the engine.
-    `facts`: None until the engine is ready. `load`: its newest snapshot. `end`: why the rest of a group was ended.
+    `facts`: None until the engine is ready. `load`: its newest snapshot. `stepped`: time.monotonic() when its newest
+    finished step was heard of, 0.0 before the first. `end`: why the rest of a group was ended. `known`: workers know
+    how to reach it. `due`: when it may be started, as time.monotonic(); None if it is not replaced.
     """
 
     def __init__(
@@ -38,13 +42,20 @@ class Engine:
         self.ranks: list[Child] = []
         self.facts: ModelFacts | None = None
         self.load = Load()
+        self.stepped = 0.0
         self.end = ""
+        self.known = True
+        self.due: float | None = 0.0
+        self.index = index
+        server, alone = spawner.config.section(Server), spawner.config.model.dp == 1
+        self.title = "the engine" if alone else self.name
+        self.backoff = BackOff(server.restart_pause, server.restart_limit)
         self._module = module
         self._grouping = grouping or Grouping()
         self._group: Group | None = None
         self._spawner = spawner
         self._report_seconds = report_seconds
-        self._starts = Starts("the engine")
+        self._starts = Starts(self.title)
         self._watchdog = self._watch()
 
     def spawn(self) -> list[Child]:
@@ -115,6 +126,8 @@ class Engine:
 
     def heard(self, snapshot: Snapshot) -> None:
         """Take note of its report."""
+        if snapshot.load.steps > self.load.steps:
+            self.stepped = time.monotonic()
         self.load = snapshot.load
         self._watchdog.heard(snapshot, self._spawner.clock.now)
 
@@ -123,17 +136,22 @@ class Engine:
         for rank in self.ranks[:1]:
             rank.tell(ToEngine(SUPERVISOR, body))
 
+    def retire(self) -> None:
+        """It has ended, and is not replaced."""
+        self.facts, self.load = None, Load()
+
     def forget(self) -> None:
         """End the ranks that still run, and make room for new ones."""
         for rank in self.ranks:
             rank.kill()
             rank.close()
-        self.ranks, self.facts, self.load, self._group = [], None, Load(), None
+        self.ranks, self.facts, self.load, self.stepped, self._group = [], None, Load(), 0.0, None
 
     def _spawn_ranks(self) -> list[Child]:
         """Start all its ranks, or none. Raises OSError and ZMQError."""
         spawner, grouping = self._spawner, self._grouping
-        names = [f"{self.name}.{rank}" for rank in range(1, spawner.config.model.tp)]
+        count = spawner.config.model.ranks
+        names, device = [f"{self.name}.{rank}" for rank in range(1, count)], self.index * count
         links = [spawner.directory.address(name) for name in names]
         answers = spawner.directory.address(f"{self.name}.answers") if links else ""
         store = spawner.directory.path / f"{self.name}.store"
@@ -147,6 +165,7 @@ class Engine:
                     self.name,
                     mailbox=self.mailbox,
                     report_seconds=self._report_seconds,
+                    device=device,
                     store=str(store),
                     mailboxes=tuple(links),
                     answers=answers,
@@ -160,6 +179,7 @@ class Engine:
                         RankLaunch,
                         name,
                         rank=rank,
+                        device=device + rank,
                         store=str(store),
                         link=link,
                         answers=answers,
@@ -174,4 +194,5 @@ class Engine:
         return ranks
 
     def _watch(self) -> Watchdog:
-        return Watchdog(self._spawner.config.section(Server).watchdog_timeout, self._spawner.clock.now)
+        timeout = self._spawner.config.section(Server).watchdog_timeout
+        return Watchdog(timeout, self._spawner.clock.now, self.title)

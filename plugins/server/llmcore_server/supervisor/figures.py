@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmcore.api.bridge import Load
@@ -21,7 +22,7 @@ from prometheus_client.exposition import basic_auth_handler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmcore_server.messages import NO_PAGE, Tallied, counts
+from llmcore_server.messages import NO_PAGE, EngineStatus, Tallied, counts
 from llmcore_server.settings import Push
 
 logger = logging.getLogger(__name__)
@@ -163,10 +164,11 @@ class Sinks:
             self.first_tokens[bisect_left(GAP_SECONDS, record.first_token)] += 1
         self._each(lambda sink: sink.request_finished(record))
 
-    def snapshot(self, load: Load) -> None:
-        """Pass the engine's figures on."""
+    def snapshot(self, load: Load, engines: Sequence[EngineStatus] = ()) -> None:
+        """Pass the figures of all engines on: together, and each where there are several."""
         self._each(lambda sink: sink.snapshot(load.figures()))  # each gets its own: one may write into it
-        self._each(lambda sink: sink.server(self.figures()))
+        each = {one.name: {**one.load.figures(), "up": float(one.serves)} for one in engines if len(engines) > 1}
+        self._each(lambda sink: sink.server(replace(self.figures(), engines=each)))
 
     def tallied(self, process: str, body: Tallied) -> None:
         """A child's own totals."""
@@ -218,10 +220,10 @@ def _page_of(sink: MetricSink) -> list[tuple[str, bytes]]:
 class ThroughputLog:
     """One line every `interval` seconds in which something happened."""
 
-    def __init__(self, interval: float, now: float) -> None:
+    def __init__(self, interval: float, now: float, before: Load = Load()) -> None:  # noqa: B008 - it is frozen
         self._interval = interval
         self._last = now
-        self._before = Load()
+        self._before = before
 
     def line(self, load: Load, now: float) -> str | None:
         """The line that is due, or None."""

@@ -13,6 +13,7 @@ from llmcore_server.messages import (
     Alive,
     Beat,
     EngineGone,
+    EngineLoad,
     EngineReady,
     Finished,
     Mailbox,
@@ -26,7 +27,8 @@ from llmcore_server.messages import (
 from llmcore_server.supervisor.processes import Processes
 from llmcore_server.supervisor.status import Status
 
-GONE = EngineGone("the engine has stopped")
+STOPPED = "the engine has stopped"
+"""Why a server without an engine is not ready."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,18 @@ class Mail:
             case Snapshot():
                 for engine in processes.called(sender):
                     engine.heard(body)
+                    if len(processes.engines) > 1:
+                        processes.workers.tell(EngineLoad(engine.index, body.load))
             case Finished():
                 self._status.sinks.request_finished(body.record)
             case EngineReady():
                 for engine in processes.called(sender):
                     engine.ready(body.facts)
             case WorkerReady():
-                if not processes.engines_serve():
-                    processes.workers.tell(GONE)  # it began while there was none
+                serving = processes.serving()
+                for engine in processes.engines:
+                    if engine not in serving:  # it began while this one was gone
+                        processes.workers.tell(EngineGone(engine.index, STOPPED))
                 processes.heard(sender)
                 self._status.hurry()
             case Beat():

@@ -9,11 +9,13 @@ import time
 
 import msgspec
 import zmq
+from llmcore.api.bridge import Load, ModelFacts
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import ConfigError, LlmcoreError, ServerError, StartupError
 from llmcore.config.process import memory_note
 
-from llmcore_server.messages import Process, ServerFacts, WorkerGone
+from llmcore_server.messages import EngineStatus, Process, ServerFacts, WorkerGone
+from llmcore_server.server_status import total
 from llmcore_server.supervisor.admin import Admin
 from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.engine import Engine
@@ -24,6 +26,10 @@ from llmcore_server.supervisor.rundir import PREFIX, RunDirectory
 from llmcore_server.supervisor.workers import Workers, number_of
 
 logger = logging.getLogger(__name__)
+
+
+LEAST = ("max_input_len", "max_total_len", "kv_tokens", "max_running")
+"""The facts that engines of one model may have in different sizes, because their devices have other memory left."""
 
 
 class Failures:
@@ -77,15 +83,15 @@ class Processes:
     `poller` wakes at the end of any of them. Raises ConfigError for an address or a certificate that cannot be used.
     """
 
-    def __init__(
-        self, spawner: Spawner, engine_module: str, engines: int, grouping: Grouping, report_seconds: float
-    ) -> None:
+    def __init__(self, spawner: Spawner, engine_module: str, grouping: Grouping, report_seconds: float) -> None:
         self._directory = spawner.directory
         self._clock = spawner.clock
         self._warned = False
         self.poller = zmq.Poller()
         self.failures = Failures(spawner.directory)
-        self.engines = [Engine(index, engine_module, spawner, report_seconds, grouping) for index in range(engines)]
+        self.engines = [
+            Engine(index, engine_module, spawner, report_seconds, grouping) for index in range(spawner.config.model.dp)
+        ]
         self.entrance = Entrance(spawner)
         self.admin = Admin(spawner)
         self._facts = ServerFacts(url=self.entrance.url, started=time.time(), began=time.monotonic())
@@ -116,9 +122,26 @@ class Processes:
         """The engine of that name, unless it does not run."""
         return [engine for engine in self.engines if engine.name == name and engine.ranks]
 
-    def engines_serve(self) -> bool:
-        """True while requests can be sent to every engine."""
-        return all(engine.serves for engine in self.engines)
+    def serving(self) -> list[Engine]:
+        """The engines to which workers can send requests."""
+        return [engine for engine in self.engines if engine.serves and engine.known]
+
+    def model(self) -> ModelFacts:
+        """The facts of the model as the engines that run it have them: each of them takes what they say."""
+        found = [engine.facts for engine in self.engines if engine.facts is not None]
+        least = {name: min(getattr(facts, name) for facts in found) for name in LEAST}
+        return msgspec.structs.replace(found[0], **least)
+
+    def load(self) -> Load:
+        """The figures of all engines together."""
+        return total(engine.load for engine in self.engines)
+
+    def statuses(self) -> tuple[EngineStatus, ...]:
+        """Every engine as others see it."""
+        return tuple(
+            EngineStatus(engine.name, engine.serves and engine.known, engine.stepped, engine.load)
+            for engine in self.engines
+        )
 
     def heard(self, name: str) -> None:
         """The child called `name`, which is not an engine, said something."""
@@ -135,7 +158,9 @@ class Processes:
     # --- starting
 
     def spawn_engine(self, engine: Engine) -> None:
-        """Start an engine that does not run, if it can be started now."""
+        """Start an engine that does not run, if it is time, and it can be started now."""
+        if not engine.ranks and (engine.due is None or time.monotonic() < engine.due):
+            return
         for rank in engine.ranks or engine.spawn():
             if rank.pidfd not in self.poller:
                 self.poller.register(rank.pidfd, zmq.POLLIN)
@@ -189,7 +214,7 @@ class Processes:
         if engine.end:
             return engine.end
         assert engine.dead is not None
-        return f"the engine {self.failures.obituary(engine.dead)}"
+        return f"{engine.title} {self.failures.obituary(engine.dead)}"
 
     def startup_error(self, engine: Engine) -> LlmcoreError:
         """The error that ends a start-up because of this engine, which is dead."""

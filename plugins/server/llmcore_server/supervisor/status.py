@@ -6,7 +6,6 @@ import logging
 import time
 from dataclasses import dataclass
 
-from llmcore.api.bridge import Load
 from llmcore.api.counters import TALLIES
 from llmcore.config import Config
 
@@ -45,23 +44,25 @@ class Status:
         """Report at once, because a new worker knows nothing yet."""
         self._due = 0.0
 
-    def report(self, load: Load) -> None:
+    def report(self) -> None:
         """To workers and to the log, when it is time."""
         now = time.monotonic()
         if now >= self._due:
-            self.publish(load)
-        if not self._server.disable_log_stats and (line := self._throughput.line(load, now)):
+            self.publish()
+        if not self._server.disable_log_stats and (line := self._throughput.line(self._processes.load(), now)):
             logger.info(line)
 
-    def publish(self, load: Load) -> None:
+    def publish(self) -> None:
         """Send every worker the state that health and metrics routes answer from."""
         self._due = time.monotonic() + self._pace.workers
-        self.sinks.snapshot(load)
+        load, engines = self._processes.load(), self._processes.statuses()
+        self.sinks.snapshot(load, engines)
         self._processes.workers.tell(
             State(
                 ready=not self.not_ready,
                 reason=self.not_ready,
                 load=load,
+                engines=engines,
                 page=self.sinks.page(),
                 server=self._processes.facts(),
             )
@@ -71,11 +72,18 @@ class Status:
         """The same to the admin listener, which wants it more often."""
         processes = self._processes
         reason = self.not_ready or processes.workers.absence
-        processes.admin.tell(reason, processes.engines[0], processes.facts(), self.sinks)
+        facts = processes.model() if any(engine.facts for engine in processes.engines) else None
+        processes.admin.tell(reason, processes.statuses(), facts, processes.facts(), self.sinks)
+
+    def recount(self) -> None:
+        """An engine has died or come back, so the totals begin anew."""
+        self._throughput = ThroughputLog(
+            self._server.log_stats_interval, time.monotonic(), before=self._processes.load()
+        )
 
     def renewed(self) -> None:
-        """Another engine serves, which counts from 0."""
-        self._throughput = ThroughputLog(self._server.log_stats_interval, time.monotonic())
+        """Another engine serves."""
+        self.recount()
         self.not_ready = ""
         TALLIES.count("engine_restarts")
         logger.info("another engine serves")

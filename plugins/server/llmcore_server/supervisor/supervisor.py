@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import zmq
-from llmcore.api.bridge import Load, ModelFacts
 from llmcore.api.errors import ConfigError, LlmcoreError, Stopped
 from llmcore.api.specs import OptionSpec
 from llmcore.config import Config, settings, without_private
@@ -20,7 +19,7 @@ from llmcore.registry.loader import build_registry
 from llmcore.registry.registry import Registry
 
 from llmcore_server.child import FROM_OUTSIDE, STOP
-from llmcore_server.messages import Shutdown
+from llmcore_server.messages import EngineBack, EngineGone, Shutdown
 from llmcore_server.server_status import model_names
 from llmcore_server.settings import Push, Registration, Server
 from llmcore_server.supervisor.child import Child, Spawner
@@ -28,10 +27,9 @@ from llmcore_server.supervisor.engine import Engine
 from llmcore_server.supervisor.fetching import Fetching
 from llmcore_server.supervisor.figures import Sinks
 from llmcore_server.supervisor.group import Grouping
-from llmcore_server.supervisor.mail import GONE, Mail, Notices
+from llmcore_server.supervisor.mail import STOPPED, Mail, Notices
 from llmcore_server.supervisor.processes import Processes
 from llmcore_server.supervisor.registration import Registered
-from llmcore_server.supervisor.restart import BackOff
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.status import STARTING, Pace, Status
 from llmcore_server.supervisor.texts import check_options, prepare_tokenizer, with_parsers
@@ -97,11 +95,10 @@ def serve(
     notices: Notices | None = None,
     *,
     engine_module: str = ENGINE_MODULE,
-    engines: int = 1,
     pace: Pace | None = None,
     grouping: Grouping | None = None,
 ) -> int:
-    """Run a server until it is told to stop; the exit code: 0 after SIGTERM or SIGINT, 1 if the engine died.
+    """Run a server until it is told to stop; the exit code: 0 after SIGTERM or SIGINT, 1 if its last engine died.
 
     For the main thread. Raises ConfigError or PluginError for settings that cannot work, StartupError when a child
     cannot start, ServerError when one cannot be replaced. The first signal lets open requests finish for
@@ -109,7 +106,7 @@ def serve(
     """
     if not config.discovered:
         config = replace(config, discovered=build_registry(config).offered)
-    if config.model.tp > 1 and engine_module != ENGINE_MODULE:
+    if config.model.ranks > 1 and engine_module != ENGINE_MODULE:
         raise ConfigError(f"--tp {config.model.tp}: this server's engine has no model that processes could share")
     stops = Stops()
     registry = build_registry(config)
@@ -120,7 +117,7 @@ def serve(
             notices or Notices(),
             stops,
             pace or Pace(),
-            (engine_module, engines, grouping or Grouping()),
+            (engine_module, grouping or Grouping()),
         )
         try:
             return supervisor.run()
@@ -131,8 +128,7 @@ def serve(
 class Supervisor:
     """One server's life: its start, its work and its end. `close` in any case.
 
-    It is made after `on_startup`, on which a metric sink may build. `engines`: their module, their number, and the
-    ranks of each.
+    It is made after `on_startup`, on which a metric sink may build. `engines`: their module, and the ranks of each.
     """
 
     def __init__(
@@ -142,7 +138,7 @@ class Supervisor:
         notices: Notices,
         stops: Stops,
         pace: Pace,
-        engines: tuple[str, int, Grouping],
+        engines: tuple[str, Grouping],
     ) -> None:
         self._config = config
         self._server = config.section(Server)
@@ -163,7 +159,7 @@ class Supervisor:
         self._status = Status(config, sinks, self._processes, pace)
         self._mail = Mail(self._context, spawner.control, self._processes, self._status, notices)
         self._registered = Registered(config.section(Registration), self._server.host)
-        self._backoff = BackOff(self._server.restart_pause, self._server.restart_limit)
+        self._serves = False
 
     def run(self) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
@@ -201,15 +197,15 @@ class Supervisor:
         if not self._wait_until(lambda: all(engine.facts is not None for engine in self._engines)):
             return False
         processes.entrance.listen()
-        config, facts = with_parsers(self._registry, self._spawner.config, self._facts, tokenizer_dir)
-        report = (*facts.report, *processes.admin.rows)
+        config, facts = with_parsers(self._registry, self._spawner.config, processes.model(), tokenizer_dir)
+        report = (*facts.report, *self._rows(), *processes.admin.rows)
         processes.workers.prepare(config, msgspec.structs.replace(facts, report=report), tokenizer_dir)
         if not self._wait_until(self._all_ready):
             return False
-        self._status.not_ready = ""
-        self._status.publish(self._engines[0].load)
+        self._serves, self._status.not_ready = True, ""
+        self._status.publish()
         self._registered.begin(processes.entrance.url, model_names(self._config))
-        self._notices.ready(processes.entrance.url, msgspec.structs.replace(self._facts, report=report))
+        self._notices.ready(processes.entrance.url, msgspec.structs.replace(processes.model(), report=report))
         return True
 
     def _find_model(self) -> bool:
@@ -223,11 +219,10 @@ class Supervisor:
         self._spawner.config = replace(self._spawner.config, model=self._config.model, revision=self._config.revision)
         return True
 
-    @property
-    def _facts(self) -> ModelFacts:
-        facts = self._engines[0].facts
-        assert facts is not None
-        return facts
+    def _rows(self) -> tuple[tuple[str, str], ...]:
+        """The line of the start-up summary about several engines."""
+        model = self._config.model
+        return (("engines", f"{model.dp}, each with {model.ranks} of {model.tp} processes"),) if model.dp > 1 else ()
 
     def _engines_run(self) -> bool:
         """Start the engines that do not run. Returns True if all run."""
@@ -237,7 +232,11 @@ class Supervisor:
 
     def _all_ready(self) -> bool:
         processes = self._processes
-        return processes.engines_serve() and processes.workers.all_ready() and processes.entrance.ready
+        return (
+            len(processes.serving()) == len(self._engines)
+            and processes.workers.all_ready()
+            and processes.entrance.ready
+        )
 
     def _wait_until(self, ready: Callable[[], bool]) -> bool:
         """Handle messages until `ready`; False if told to stop.
@@ -258,87 +257,83 @@ class Supervisor:
             self._processes.replace_dead()
             for engine in self._engines:
                 dead = engine.dead
-                if dead is None or not dead.killed:
-                    continue
-                if not self._revive(engine):
-                    if self._stops.count:
-                        return False
+                if dead is not None and dead.killed and not self._bury(engine):
                     raise self._processes.startup_error(engine)
-                self._status.not_ready = STARTING
+                self._look_after_engine(engine)
         return True
 
     # --- while it serves
 
     def _watch(self) -> int:
-        """Watch until told to stop (0), or an engine is gone and is not replaced (1)."""
+        """Watch until told to stop (0), or all engines are gone and none is replaced (1)."""
         while not self._stops.count:
             self._turn()
-            self._look_after(self._engines[0].load)
+            self._look_after()
             for engine in self._engines:
-                if engine.dead is None:
-                    continue
-                if not self._revive(engine):
-                    return 0 if self._stops.count else 1
-                self._status.renewed()
+                if engine.dead is not None and engine.due is not None:
+                    self._bury(engine)
+                self._look_after_engine(engine)
+            if not any(self._hopes()):
+                return 1
         return 0
 
-    def _look_after(self, load: Load) -> None:
-        """Keep all children but dead engines running, and tell them the status, whatever state the engine is in."""
+    def _look_after(self) -> None:
+        """Keep all children but dead engines running, and tell them the status, whatever state the engines are in."""
         self._processes.replace_dead()
         self._processes.kill_hung()
-        self._status.report(load)
+        self._status.report()
 
-    def _revive(self, engine: Engine) -> bool:
-        """Restart an engine that has died. Returns True once it serves, and False if it is not to be replaced or the
-        server is asked to stop.
+    def _hopes(self) -> list[Engine]:
+        """The engines that run or will."""
+        return [engine for engine in self._engines if engine.due is not None]
 
-        Workers answer 503 meanwhile. They are replaced too, because they know the model from the dead engine.
+    def _look_after_engine(self, engine: Engine) -> None:
+        """Start an engine that has died, when it is time, and let it serve once it can."""
+        if engine.known or engine.due is None:
+            return
+        self._processes.spawn_engine(engine)
+        if engine.facts is None or not engine.alive:
+            return
+        others = self._processes.serving()
+        engine.known = True
+        if others:
+            self._processes.workers.tell(EngineBack(engine.index))
+        else:  # workers know the model from engines that are gone
+            self._processes.workers.renew(self._processes.model())
+            self._processes.spawn_missing()
+        self._status.renewed()
+        if not self._serves:
+            self._status.not_ready = STARTING
+
+    def _bury(self, engine: Engine) -> bool:
+        """Deal with the death of an engine. False if it is not replaced.
+
+        Its requests move on to other engines. Without any, they end with an error, and workers answer 503 until
+        another engine serves, or for a moment. Raises ServerError if another one could not start.
         """
-        while True:
-            load = engine.load
-            pause = self._backoff.pause(time.monotonic()) if self._server.health_monitor else None
-            self._announce_death(engine, pause)
-            if pause is None:
-                return False
-            self._processes.forget_engine(engine)
-            until = time.monotonic() + pause
-            while not engine.ranks:
-                self._turn(until)
-                self._look_after(load)
-                if self._stops.count:
-                    return False
-                if time.monotonic() >= until:
-                    self._processes.spawn_engine(engine)
-                    until = max(until, time.monotonic() + TICK_SECONDS)
-            while engine.facts is None and engine.alive and not self._stops.count:
-                self._turn()
-                self._look_after(engine.load)
-            if engine.facts is not None:
-                break
-            if self._stops.count:
-                return False
-        self._processes.workers.renew(engine.facts)
-        self._processes.spawn_missing()
-        return True
-
-    def _announce_death(self, engine: Engine, pause: float | None) -> None:
-        """End streams with an error. Workers answer 503 until another engine serves, or for a moment.
-
-        `pause`: seconds until another engine starts; None if the server ends. Raises ServerError if another one could
-        not start.
-        """
-        assert engine.dead is not None
-        end = self._processes.obituary(engine)
-        lost = pause is not None and self._directory.lost
-        last = pause is None or lost
-        logger.error("%s; %s", end, "the server ends" if last else f"another starts in {pause:g} s")
-        self._processes.workers.tell(GONE)
-        self._status.not_ready = GONE.message
-        self._status.publish(engine.load)
+        pause = engine.backoff.pause(time.monotonic()) if self._server.health_monitor else None
+        end, lost = self._processes.obituary(engine), pause is not None and self._directory.lost
+        engine.due = None if pause is None else time.monotonic() + pause
+        engine.known = False
+        last = lost or not self._hopes()
+        then = "the server ends" if last else "the others go on" if pause is None else f"another starts in {pause:g} s"
+        logger.error("%s; %s", end, then)
+        self._processes.workers.tell(EngineGone(engine.index, STOPPED))
+        if not self._serves:
+            self._status.not_ready = STARTING
+        elif not self._processes.serving():
+            self._status.not_ready = STOPPED
+        if pause is None:
+            engine.retire()
+        self._status.publish()
+        self._status.recount()
         if last:
             self._wait_for_end(self._processes.workers.children(), FAREWELL_SECONDS)
         if lost:
             raise self._processes.failures.lost(end)
+        if pause is not None:
+            self._processes.forget_engine(engine)
+        return pause is not None
 
     # --- the end
 
@@ -350,8 +345,8 @@ class Supervisor:
         engines, workers = self._engines, self._processes.workers
         self._status.not_ready = "the server is shutting down"
         serving = [engine for engine in engines if engine.facts is not None]
-        served = all(engine.alive for engine in serving)
-        self._status.publish(engines[0].load)
+        served = not serving or any(engine.alive for engine in serving)
+        self._status.publish()
         self._registered.end()
         workers.tell(Shutdown(grace))
         starting, began = self._processes.starting(), time.monotonic()
@@ -363,12 +358,13 @@ class Supervisor:
             if time.monotonic() - began > UNDO_SECONDS:
                 for child in self._processes.starting():
                     child.kill()
-            for engine in serving:
-                self._status.report(engine.load)
-                if served and engine.dead is not None:
-                    served = False
-                    logger.error("%s; open requests end", self._processes.obituary(engine))
-                    workers.tell(GONE)
+            self._status.report()
+            for engine in [engine for engine in serving if served and engine.dead is not None]:
+                serving.remove(engine)
+                served = bool(serving)
+                then = "its requests move on" if served else "open requests end"
+                logger.error("%s; %s", self._processes.obituary(engine), then)
+                workers.tell(EngineGone(engine.index, STOPPED))
         self._processes.entrance.stop()
         for engine in engines:
             engine.tell(Shutdown())

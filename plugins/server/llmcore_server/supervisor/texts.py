@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from llmcore.api.bridge import ModelFacts
 from llmcore.api.processors import LogitsProcessorSpec
-from llmcore.api.specs import OutputParserSpec, TokenizerSpec
+from llmcore.api.specs import BalancerSpec, OutputParserSpec, TokenizerSpec
 from llmcore.config import Config
 from llmcore.registry.official import parsers_that_help, processors_that_help
 from llmcore.registry.registry import Registry
@@ -19,13 +19,16 @@ from llmcore.text.source import prepare
 from llmcore.text.templates import ChatTemplate
 
 from llmcore_server.chat.parser_choice import chat_templates, check_parsers, choose_parsers
+from llmcore_server.settings import Server
 from llmcore_server.templates import ChildTemplate
 
 logger = logging.getLogger(__name__)
 
 
 def check_options(registry: Registry, config: Config) -> None:
-    """Raise ConfigError for an operator's parser that does not exist, or chat template that cannot be served."""
+    """Raise ConfigError for an operator's parser that does not exist, or chat template that cannot be served, and
+    PluginError for a balancer that does not exist."""
+    registry.find(BalancerSpec, config.section(Server).routing_strategy)
     specs = _parser_specs(registry)
     check_parsers(specs, config.model)
     if config.model.chat_template is not None:

@@ -40,8 +40,9 @@ class Watchdog:
     loading, with a patience of LOADING_SECONDS. `now` is a Clock's, here and everywhere.
     """
 
-    def __init__(self, timeout: float, now: float) -> None:
+    def __init__(self, timeout: float, now: float, title: str = "the engine") -> None:
         self._timeout = timeout
+        self._title = title
         self._progress = now
         self._steps = -1
         self._paused = False
@@ -71,8 +72,8 @@ class Watchdog:
         if self._paused or now - self._progress <= seconds:
             return ""
         if self._loading:
-            return f"the engine has got no further with loading for {seconds:g} s"
-        return f"the engine has finished no step for {seconds:g} s"
+            return f"{self._title} has got no further with loading for {seconds:g} s"
+        return f"{self._title} has finished no step for {seconds:g} s"
 
 
 class Silence:

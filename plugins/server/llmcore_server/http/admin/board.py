@@ -15,6 +15,7 @@ import orjson
 from llmcore.api.counters import GAP_SECONDS
 
 from llmcore_server.http.reply import Reply
+from llmcore_server.messages import EngineStatus
 from llmcore_server.server_status import Overview
 
 KEPT = 600
@@ -185,18 +186,26 @@ class Board:
         return self.overview is not None and time.monotonic() - self._heard > SILENCE_SECONDS
 
     def verdict(self) -> Verdict:
-        """The verdict on readiness: a step has finished lately, and no other reason forbids it."""
+        """The verdict on readiness: an engine has finished a step lately, and no other reason forbids it."""
         overview = self.overview
         if overview is None:
             return Verdict(False, "the server is starting")
-        age = time.monotonic() - overview.stepped if overview.stepped else None
+        stepped = max(engine.stepped for engine in overview.engines)
+        age = time.monotonic() - stepped if stepped else None
         if self.silent:
             return Verdict(False, "the supervisor does not answer", age)
         if overview.reason:
             return Verdict(False, overview.reason, age)
+        verdicts = [self._verdict(engine) for engine in overview.engines if engine.serves]
+        none = Verdict(False, "no engine serves", age)
+        return max(verdicts, key=lambda verdict: (verdict.ready, verdict.idle), default=none)
+
+    def _verdict(self, engine: EngineStatus) -> Verdict:
+        """The verdict on an engine that serves."""
+        age = time.monotonic() - engine.stepped if engine.stepped else None
         if age is not None and age <= self._timeout:
             return Verdict(True, "", age)
-        if overview.load.running or overview.load.waiting:
+        if engine.load.running or engine.load.waiting:
             return Verdict(False, f"requests wait, and no step has finished for {self._timeout:g} s", age)
         return Verdict(False, f"a step was tried, and has not finished within {PROBE_SECONDS:g} s", age, idle=True)
 

@@ -98,6 +98,9 @@ class Figures:
                 "counts": overview.counts,
                 "processes": overview.server.processes,
                 "load": overview.load.figures(),
+                "engines": [
+                    {"name": one.name, "serves": one.serves, "load": one.load.figures()} for one in overview.engines
+                ],
             }
         samples = [] if verdict.reason and overview is None else self._board.history.since(since)
         resp.content_type = "application/json"
@@ -146,8 +149,8 @@ def routes(config: Config, board: Board) -> Iterator[Route]:
         reason = "" if verdict.ready or verdict.idle else verdict.reason
         seen = board.overview
         if seen is None:
-            return 200, "application/json", server_info(config, None, None, None, reason)
-        return 200, "application/json", server_info(config, seen.server, seen.facts, seen.load, reason)
+            return 200, "application/json", server_info(config, None, None, (), reason)
+        return 200, "application/json", server_info(config, seen.server, seen.facts, seen.engines, reason)
 
     yield Route("/", Home())
     yield Route("/live", Answer(live, "200 while the server's supervisor lives."))

@@ -1,0 +1,96 @@
+"""Destinations: the places that requests are sent to, as far as the sender knows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.api.balancing import Arrival, Candidate
+
+KEY_TOKENS = 256
+"""Tokens of a prompt's beginning by which requests are alike."""
+
+LATENCIES = 15
+"""The last answers whose seconds count, as in LMDeploy."""
+
+
+def arrival_of(ids: NDArray[np.int32], salt: bytes = b"") -> Arrival:
+    """The arrival of a request with the prompt `ids`. `salt`: requests with different salts are not alike."""
+    key = blake2b(ids[:KEY_TOKENS].tobytes(), digest_size=8, key=salt[:64]).digest()
+    return Arrival(tokens=len(ids), key=int.from_bytes(key))
+
+
+@dataclass(eq=False, kw_only=True)
+class Destination:
+    """A place that requests are sent to.
+
+    `requests`, `waiting`: the requests that are there from here, and the tokens of those of their prompts that it has
+    still to compute. `others`: the same two numbers of what others have sent there, as far as it tells.
+    """
+
+    requests: int = 0
+    waiting: int = 0
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES))
+    others: tuple[int, int] = (0, 0)
+    kv: tuple[int, int] = (0, 0)
+    """Live and all tokens of its KV cache."""
+
+    def told(self, requests: int, waiting: int, kv: tuple[int, int]) -> None:
+        """It tells of all its requests, of the tokens of their prompts that wait, and of its KV."""
+        self.others = max(0, requests - self.requests), max(0, waiting - self.waiting)
+        self.kv = kv
+
+    def candidate(self, name: str, hit: int, speed: float = 1.0) -> Candidate:
+        """It, for a balancer. Requests sent from here count at once, others when it tells of them."""
+        requests, waiting = self.others
+        live, total = self.kv
+        return Candidate(
+            name=name,
+            waiting=self.waiting + waiting,
+            requests=self.requests + requests,
+            kv_live=live,
+            kv_total=total,
+            hit=hit,
+            speed=speed,
+            latency=sum(self.latencies) / len(self.latencies) if self.latencies else 0.0,
+        )
+
+
+D = TypeVar("D", bound=Destination)
+
+
+class Stay(Generic[D]):
+    """A request's time at a destination, `at`. It is made while `lock` is held, and used by one thread at a time.
+
+    `tokens`: those of its prompt that have still to be computed there.
+    """
+
+    def __init__(self, at: D, tokens: int, lock: threading.Lock) -> None:
+        self.at = at
+        self._tokens = tokens
+        self._lock = lock
+        self._began = time.monotonic()
+        at.requests += 1
+        at.waiting += tokens
+
+    def answered(self) -> None:
+        """The first part of the answer is here, so the prompt is computed."""
+        with self._lock:
+            self.at.waiting -= self._tokens
+            self._tokens = 0
+
+    def leave(self, *, whole: bool) -> None:
+        """The request is over. `whole`: it was answered to its end, so its time says something of the place."""
+        with self._lock:
+            self.at.waiting -= self._tokens
+            self._tokens = 0
+            self.at.requests -= 1
+            if whole:
+                self.at.latencies.append(time.monotonic() - self._began)

@@ -1,0 +1,249 @@
+"""The engines as an HTTP worker sees them: which one gets a request, and how it moves on when its engine dies."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import msgspec
+import zmq
+from llmcore.api.balancing import Balancer
+from llmcore.api.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Submit
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.fleet.destinations import Destination, Stay, arrival_of
+from llmcore.fleet.hits import CHUNK, Hits, chunks_of
+
+from llmcore_server.messages import (
+    EngineToWorker,
+    Heartbeat,
+    Hello,
+    Intake,
+    Mailbox,
+    Outlet,
+    ToEngine,
+    WorkerLaunch,
+)
+
+logger = logging.getLogger(__name__)
+
+LOST = ("engine_failed", "The engine has stopped; the request can be sent again when the server is back.")
+"""The (code, message) of requests whose engine is gone."""
+
+KEPT = 2
+"""Prompts are remembered for this number of KV caches. An engine has evicted what is older."""
+
+_RUNNING = Finish.RUNNING
+
+
+class EngineLink(Destination):
+    """The link to one engine, from its start to its end: an outlet to its mailbox, and a mailbox for what it sends.
+
+    `intake`: its newest word on room. `seen`: the stamp of its newest step that was handled. `failing`: it has said
+    that it ends.
+    """
+
+    def __init__(self, engine: int, outlet: Outlet, mailbox: Mailbox[EngineToWorker]) -> None:
+        super().__init__()
+        self.engine = engine
+        self.name = f"engine-{engine}"
+        self.outlet = outlet
+        self.mailbox = mailbox
+        self.intake = Intake(full=False, retry_after=1)
+        self.seen = 0.0
+        self.failing = False
+
+
+class Sent:
+    """A request at an engine, and what another engine needs to go on with it.
+
+    `told`: the client has heard of an answer. `produced`: the tokens that it has, of a request for one choice.
+    """
+
+    __slots__ = ("_answered", "link", "produced", "request", "stay", "told")
+
+    def __init__(self, request: Submit, stay: Stay[EngineLink], before: Sent | None) -> None:
+        self.request = request
+        self.link = stay.at
+        self.stay = stay
+        self.told: bool = before is not None and before.told
+        self.produced: list[int] = [] if before is None else before.produced
+        self._answered = False
+
+    def news(self, event: ChoiceEvent) -> ChoiceEvent | None:
+        """The part of `event` that the client does not know. After a move, it knows how the answer began."""
+        if not self._answered:
+            self._answered = True
+            self.stay.answered()
+        known = bool(self.produced) and event.cached >= 0
+        if known or (self.told and event.unenforced):
+            event = msgspec.structs.replace(event, cached=-1 if known else event.cached, unenforced=())
+            if not event.tokens and event.finish is _RUNNING:
+                return None
+        self.told = True
+        if self.request.choices == 1:
+            self.produced.extend(event.tokens)
+        return event
+
+    def onward(self) -> Submit | None:
+        """The request for another engine; None if it has state that cannot move."""
+        request = self.request
+        if request.beams is not None or (self.told and request.choices > 1):
+            return None
+        if not self.produced:
+            return request
+        return msgspec.structs.replace(request, produced=tuple(self.produced), prompt_logprobs=False, prompt_top=0)
+
+
+class Fleet:
+    """All engines of a worker and its requests there. `lock` guards outlets and counts; no call blocks.
+
+    `sent`: the requests that are open, by id. For any thread, except what handles messages: `connect`, `lose`, `move`.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], launch: WorkerLaunch, balancer: Balancer, lock: threading.Lock
+    ) -> None:
+        self._context = context
+        self._launch = launch
+        self._balancer = balancer
+        self._lock = lock
+        self._several = len(launch.engines) > 1
+        self._hits = Hits(most=max(1, KEPT * launch.facts.kv_tokens * len(launch.engines) // CHUNK))
+        self._links: dict[int, EngineLink] = {}
+        self._made = 0
+        self._dropped = 0
+        self.sent: dict[int, Sent] = {}
+        for engine in range(len(launch.engines)):
+            self.connect(engine)
+
+    # --- the engines
+
+    def connect(self, engine: int) -> None:
+        """Link up with the engine of this number, and tell it where to send events; not if there is a link."""
+        if engine in self._links:
+            return
+        self._made += 1  # an engine that comes back gets a new mailbox: the last words of the dead one are not its own
+        mine = self._launch.mailbox
+        address = f"{mine}.{self._made}" if mine.startswith("ipc://") else f"{mine.rpartition(':')[0]}:*"
+        mailbox: Mailbox[EngineToWorker] = Mailbox(self._context, address, EngineToWorker)
+        link = EngineLink(engine, Outlet(self._context, self._launch.engines[engine]), mailbox)
+        with self._lock:
+            self._links[engine] = link
+            self._post(link, Hello(mailbox.endpoint))
+
+    def link(self, engine: int) -> EngineLink | None:
+        """The link to the engine of this number, if it is there."""
+        return self._links.get(engine)
+
+    def links(self) -> list[EngineLink]:
+        """The links to all engines that are there."""
+        return list(self._links.values())
+
+    def lose(self, link: EngineLink) -> list[Sent]:
+        """An engine has died. Returns the requests that were there.
+
+        Another engine may take its place and its address, and must not get messages for the dead one.
+        """
+        with self._lock:
+            del self._links[link.engine]
+            self._hits.lost(link.name)
+            left = [sent for sent in self.sent.values() if sent.link is link]
+            link.outlet.close(0.0)
+        self._dropped += link.mailbox.dropped
+        link.mailbox.close()
+        return left
+
+    def told(self, engine: int, load: Load) -> None:
+        """The figures of an engine."""
+        with self._lock:
+            if link := self._links.get(engine):
+                link.told(load.running + load.waiting, load.waiting_tokens, (load.kv_live, load.kv_total))
+
+    @property
+    def intake(self) -> Intake:
+        """The word of all engines on room: full if all are."""
+        said = [link.intake for link in self.links()]
+        return Intake(all(one.full for one in said), min((one.retry_after for one in said), default=1))
+
+    @property
+    def dropped(self) -> int:
+        """The number of messages of engines that were not valid."""
+        return self._dropped + sum(link.mailbox.dropped for link in self.links())
+
+    def beat(self) -> None:
+        """Tell every engine that this worker lives."""
+        with self._lock:
+            for link in self._links.values():
+                self._post(link, Heartbeat(link.seen))
+
+    def close(self) -> None:
+        """Close every link; what was sent has a moment to leave."""
+        with self._lock:
+            for link in self._links.values():
+                link.outlet.close()
+                link.mailbox.close()
+            self._links = {}
+
+    # --- requests
+
+    def send(self, request: Submit, before: Sent | None = None) -> bool:
+        """Send a request to an engine. False if there is none, or it does not read its mailbox.
+
+        `before`: its stay at another engine.
+        """
+        scope, chunks = request.scope, []
+        if self._several and not request.prompt_logprobs:  # the engine computes the prompt of those anew
+            chunks = chunks_of(request.prompt.ids, scope)
+        with self._lock:
+            links = [link for link in self._links.values() if not link.failing]
+            links = [link for link in links if not link.intake.full] or links
+            if not links:
+                return False
+            link, hit = links[0], 0
+            if self._several:
+                link, hit = self._choose(request, links, chunks)
+                self._hits.sent(link.name, chunks)
+            left = len(request.prompt) + len(request.produced) - hit
+            sent = Sent(request, Stay(link, max(0, left), self._lock), before)
+            self.sent[request.id] = sent
+            arrived = self._post(link, request)
+        if not arrived:
+            self.forget(request.id, whole=False)
+        return arrived
+
+    def move(self, sent: Sent) -> bool:
+        """Send a request on to another engine, because its own one is gone or goes. False if it cannot move; it is
+        forgotten then."""
+        sent.link.failing = True
+        self.forget(sent.request.id, whole=False)
+        onward = sent.onward()
+        return onward is not None and self.send(onward, sent)
+
+    def tell(self, request: int, body: Abort | FinishChoice) -> None:
+        """Tell the engine of a request."""
+        with self._lock:
+            sent = self.sent.get(request)
+            if sent is not None and self._links.get(sent.link.engine) is sent.link:
+                self._post(sent.link, body)
+
+    def forget(self, request: int, *, whole: bool) -> None:
+        """A request is over, or has left its engine. `whole`: it was answered to its end."""
+        with self._lock:
+            sent = self.sent.pop(request, None)
+        if sent is not None:
+            sent.stay.leave(whole=whole)
+
+    def _choose(self, request: Submit, links: list[EngineLink], chunks: list[int]) -> tuple[EngineLink, int]:
+        """The engine for a request, and the tokens of its prompt that are cached there."""
+        hits = self._hits.found(chunks)
+        candidates = [link.candidate(link.name, hits.get(link.name, 0)) for link in links]
+        try:
+            chosen = links[self._balancer.choose(arrival_of(request.prompt.ids, request.scope), candidates)]
+        except BaseException as error:
+            reraise_if_stopping(error)
+            logger.exception("the balancer failed; the first engine with room gets the request")
+            chosen = links[0]
+        return chosen, hits.get(chosen.name, 0)
+
+    def _post(self, link: EngineLink, body: Submit | Abort | FinishChoice | Hello | Heartbeat) -> bool:
+        return link.outlet.send(ToEngine(self._launch.worker, body)) > 0

@@ -36,6 +36,7 @@ def led(config: Config) -> Iterator[Led | None]:
                     control=f"ipc://{folder}/control",  # nobody watches
                     config=config,
                     rank=rank,
+                    device=rank,
                     store=store,
                     link=link,
                     answers=answers,

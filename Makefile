@@ -16,13 +16,14 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Tests that set a limit on time set it wide enough for a busy machine.
 BOTH_CORES := -n 2 --dist worksteal
 # Tests that wait for processes and sockets leave cores idle.
-WAITING := -n 3 --dist loadfile
-RANKS := tests/families/test_two_ranks.py \
-	$(addprefix tests/server/supervisor/,test_groups.py test_replicas.py test_tensor_parallel.py)
+WAITING := -n 4
+RANKS := $(addprefix tests/server/supervisor/,test_groups.py test_replicas.py test_tensor_parallel.py)
+# Tests of servers and of processes that wait for each other. Those of a file share servers, and ranks.
+SERVERS := tests/server tests/route tests/hub tests/families/test_two_ranks.py
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
-.PHONY: serve test setup lint type single-core test-unit test-engine test-interpreter test-http test-docs test-wheels \
+.PHONY: serve test setup lint type single-core test-unit test-engine test-interpreter test-servers test-docs test-wheels \
 	ranks faults clients node-clients dashboard-shot mutants docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
@@ -40,7 +41,7 @@ build/become.so: scripts/become.c
 	@mkdir -p $(@D)
 	@-$(CC) -shared -fPIC -o $@ $< 2>/dev/null
 
-test: setup lint single-core test-unit test-engine test-interpreter test-http faults
+test: setup lint single-core test-unit test-engine test-interpreter test-servers faults
 
 setup: $(STAMP) $(MODEL)
 
@@ -62,7 +63,7 @@ single-core: setup
 	@$(MAKE) --no-print-directory -j 2 type test-docs test-wheels
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/server/http --ignore=tests/route --ignore=tests/faults --ignore=tests/test_docs.py $(addprefix --ignore=,$(RANKS))
+	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/faults --ignore=tests/test_docs.py $(addprefix --ignore=,$(SERVERS))
 
 # With every plan encoded and decoded between scheduler and runner, as if they were in two processes.
 test-engine: setup
@@ -72,17 +73,19 @@ test-engine: setup
 test-interpreter: setup
 	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) $(BOTH_CORES) -W ignore::DeprecationWarning tests/triton/interpreter
 
-test-http: setup
-	@$(TIMED) http $(PYTEST) $(WAITING) tests/server/http tests/route
+test-servers: setup
+	@$(TIMED) servers $(PYTEST) $(WAITING) --dist loadfile $(SERVERS) $(addprefix --ignore=,$(RANKS))
 
-# Families and servers whose model several processes share, servers of several engines, and what befalls one; not part of `make test`, which
-# has the parts: tests/core/engine/test_leader.py, tests/core/layers/test_mesh.py and test_group_faults.py.
+# Servers whose model several processes share, servers of several engines, and what befalls one of them; not part of
+# `make test`, which has the parts: tests/families/test_two_ranks.py, tests/core/engine/test_leader.py, and
+# test_group_faults.py.
 ranks: setup
 	@$(TIMED) ranks $(PYTEST) $(RANKS)
 
 # What others notice of bad input, broken connections, failing steps and killed processes: tests/faults/README.md.
+# Most of the slow tests start a server of their own, so that a file need not stay with one process.
 faults: setup
-	@$(TIMED) faults $(PYTEST) $(WAITING) tests/faults
+	@$(TIMED) faults $(PYTEST) $(WAITING) --dist worksteal tests/faults
 
 test-docs: setup
 	@$(TIMED) docs $(PYTEST) tests/test_docs.py

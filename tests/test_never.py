@@ -229,8 +229,7 @@ OWN_WAYS = {
     "llmcore_server.http.worker": "ends its process, and says why",
     "llmcore_server.http.admin.process": "ends its process, and says why",
     "llmcore_server.http.streaming.server": "ends its process, and says why",
-    "llmcore_server.engine.process": "ends its process, and says why",
-    "llmcore_server.engine.rank": "ends its process, and says why",
+    "llmcore_server.child": "ends its process, and says why",
     "llmcore.engine.in_process": "ends its thread, and tells who waits",
     "llmcore_devtools.conformance_scheduling": "raises it again",
 }

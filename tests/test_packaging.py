@@ -166,7 +166,7 @@ def test_constraints_pin_torch_exactly() -> None:
 
 def test_make_test_runs_every_suite_that_ci_runs() -> None:
     done = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in ("lint", "format", "type", "unit", "http", "faults", "docs", "wheels"):
+    for name in ("lint", "format", "type", "unit", "servers", "faults", "docs", "wheels"):
         assert f"scripts/timed.sh {name} " in done.stdout
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 

@@ -92,7 +92,7 @@ def test_servers_register_answer_in_every_dialect_and_leave(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "nobody may add nodes"),
+        ((), "no client may add nodes"),
         (("--route_nodes", "a", "--routing_strategy", "best"), "min_observed_latency"),
         (("--route_nodes", "a/b"), "write HOST or HOST:PORT"),
         (("--admin_key", "a b"), "no header can carry"),

@@ -88,7 +88,7 @@ def occupied(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ChildTemplate, l
     """A template with one place, which a render without end has, and the threads that render it."""
     monkeypatch.setattr(templates, "PLACES", 1)
     monkeypatch.setattr(templates, "MOST_WAITING", 1)
-    monkeypatch.setattr(templates, "CPU_SECONDS", 5.0)
+    monkeypatch.setattr(templates, "CPU_SECONDS", 2.0)
     template = child(ON_A_WORD)
     template.warm()
     threads: list[threading.Thread] = []

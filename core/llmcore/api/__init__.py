@@ -81,7 +81,7 @@ if TYPE_CHECKING:
         WeightLoaderSpec,
         bucket_of,
     )
-    from llmcore.config import Config, Origins, child_environment, option, options_of, without_effect
+    from llmcore.config import Config, Origins, child_environment, option, options_of, preset, without_effect
     from llmcore.weights.map import Placement, Shard, WeightMap
 
 __all__ = [
@@ -165,6 +165,7 @@ __all__ = [
     "hookimpl",
     "option",
     "options_of",
+    "preset",
     "read_dtype",
     "without_effect",
     "words_of",

@@ -103,6 +103,12 @@ def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
     return ours | given
 
 
+def preset(variables: Mapping[str, str]) -> None:
+    """Set variables that a library of this process reads later. One that is set already stays as it is."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 def debug_requested() -> bool:
     """True if `LLMCORE_DEBUG` asks for tracebacks."""
     return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in {"", *FALSE}

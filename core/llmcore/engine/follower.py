@@ -1,7 +1,7 @@
-"""Any rank of a group but the first: it does what rank 0 says, in order, and tells nobody any tokens.
+"""Any rank of a group but the first: it does what rank 0 says, in order. It reports no tokens.
 
-A rank packs each plan itself and compares a check of that with rank 0's. What differs is said before anything is
-enqueued, because ranks that enqueue different collectives wait for each other for ever.
+A rank packs each plan itself and compares a check of that with rank 0's. It reports a difference before it
+enqueues anything, because ranks that enqueue different collectives wait for each other for ever.
 """
 
 from __future__ import annotations

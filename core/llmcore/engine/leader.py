@@ -39,7 +39,7 @@ _BROKEN = "a step failed that other ranks had begun, and a group of ranks cannot
 
 
 class Runner(Protocol):
-    """What the engine needs to execute plans: a ModelRunner, alone or with other ranks."""
+    """Executes plans for the engine: a ModelRunner, alone or with other ranks."""
 
     unrepeatable: str
 
@@ -176,15 +176,15 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """Ranks of a group of one: there is nobody to tell."""
+    """The ranks of a group of one. Its methods tell no other rank."""
 
     mesh = Mesh()
 
     def join(self, ready: RankReady) -> None:
-        """Nobody joins."""
+        """No rank joins."""
 
     def begin(self, limits: SchedulerLimits) -> None:
-        """Nobody else has tables."""
+        """No other rank has tables."""
 
     def runner(self, runner: ModelRunner, kv_tokens: int, graph_bytes: int) -> Runner:
         """The runner itself."""

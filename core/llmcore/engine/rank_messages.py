@@ -46,7 +46,7 @@ class Follow(msgspec.Struct, frozen=True, tag="follow"):
 
     number: int
     plan: bytes
-    """What `plan.encode` made of the step's plan."""
+    """The step's plan, from `plan.encode`."""
     action: int
     """A graphs.Action."""
     check: int
@@ -140,7 +140,7 @@ class Uplink(Protocol):
 
 
 class Pulse(Protocol):
-    """The activity of a rank, for those who watch it."""
+    """Reports the activity of a rank to the process that watches it."""
 
     def __call__(self, number: int, doing: Doing) -> None:
         """Note that the rank does this in step `number`."""
@@ -153,15 +153,15 @@ long; waiting for the device."""
 
 def difference(leads: RankReady, follows: RankReady) -> str:
     """The first difference between two ranks and its fix, or ""."""
-    who = f"rank {follows.rank} cannot compute steps together with rank {leads.rank}"
+    pair = f"rank {follows.rank} cannot compute steps together with rank {leads.rank}"
     for what in sorted({*leads.chosen, *follows.chosen}):
         mine, its = leads.chosen.get(what, "none"), follows.chosen.get(what, "none")
         if mine != its:
             op = what.partition(" ")[0]
             fix = f"install the same plugins for both, or pin one with --kernel {op}={mine if mine != 'none' else its}"
-            return f"{who}: {what} is computed by kernel {its} there and by {mine} here; {fix}"
+            return f"{pair}: {what} is computed by kernel {its} there and by {mine} here; {fix}"
     if leads.plugins != follows.plugins:
-        return f"{who}: it has other plugins, or other versions of them; install the same ones for both"
+        return f"{pair}: it has other plugins, or other versions of them; install the same ones for both"
     if leads.fingerprint != follows.fingerprint:
-        return f"{who}: its model has another layout of KV, quantization or revision; give both the same files"
+        return f"{pair}: its model has another layout of KV, quantization or revision; give both the same files"
     return ""

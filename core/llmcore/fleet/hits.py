@@ -1,4 +1,4 @@
-"""The prompts that places have probably cached, as the one who sends them there remembers."""
+"""The prompts that places have probably cached, as their sender remembers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chunks_of(ids: NDArray[np.int32], salt: bytes = b"") -> list[int]:
 
 
 class Hits:
-    """Which places have which chunks. It remembers the `most` chunks that were sent last."""
+    """The chunks that each place has. It remembers the `most` chunks that were sent last."""
 
     def __init__(self, most: int = 1 << 20) -> None:
         self._most = most

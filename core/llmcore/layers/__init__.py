@@ -36,6 +36,7 @@ from llmcore.layers.rope import NoRope, Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
 from llmcore.ops import DTYPES, Op, packed, packing
 from llmcore.ops.attention import ReferenceAttention, attend, shape_of, spec_of, token_slots
+from llmcore.ops.comm import Peers, over
 from llmcore.ops.moe import Dispatched
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "Op",
     "PairedQKV",
     "Partial",
+    "Peers",
     "QKVLinear",
     "RMSNorm",
     "ReferenceAttention",
@@ -94,6 +96,7 @@ __all__ = [
     "expert_elements",
     "expert_names",
     "fill_normal",
+    "over",
     "packed",
     "packing",
     "read_dense",

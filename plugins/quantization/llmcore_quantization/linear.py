@@ -80,7 +80,8 @@ class Held:
         cut = shape.shard is not None and shape.shard.dim == 1 and build.mesh.size(shape.shard.group) > 1
         if scheme.ordered and cut:
             raise ConfigError(
-                f"{shape.name} has groups of inputs in another order (desc_act), which cannot be cut over ranks"
+                f"{shape.name} has groups of inputs in another order (desc_act), which cannot be cut over ranks; "
+                "serve the model on one rank, or a version of it whose desc_act is false"
             )
         self.held: dict[str, tuple[nn.Parameter, Placement]] = {}
         for name, (size, dtype) in self._sizes().items():

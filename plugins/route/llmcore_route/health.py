@@ -11,10 +11,10 @@ from llmcore_route.nodes import Node, Nodes
 from llmcore_route.upstream import Call, Exchange, Unanswered, whole
 
 PATHS = ("/health", "/ready")
-"""Where health is asked for; the second one of a node that does not know the first."""
+"""The paths of health. A node that does not know the first is asked for the second."""
 
 LOAD_PATH = "/server_info"
-"""Where an llmcore server tells of its load."""
+"""The path at which an llmcore server tells its load."""
 
 EAGER_SECONDS = 0.5
 """Seconds between two questions until a node has answered for the first time: it may be about to start."""

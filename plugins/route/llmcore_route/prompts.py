@@ -1,6 +1,6 @@
-"""What the router reads of a body: the model, and about how long the prompt is and how it begins.
+"""The router reads three things in a body: the model, about how long the prompt is, and how it begins.
 
-It knows no dialect. Whatever it does not understand goes on as it is, and the node says what is wrong with it.
+It knows no dialect. A body that it does not understand goes on as it is, and the node says what is wrong with it.
 """
 
 from __future__ import annotations

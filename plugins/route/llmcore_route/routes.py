@@ -25,7 +25,7 @@ ROLES = (None, HYBRID, "Hybrid", "hybrid")
 
 
 class Status(msgspec.Struct):
-    """What a node says of itself. Of LMDeploy's fields, the router counts `unfinished` and `latency` itself."""
+    """The facts that a node sends. The router counts two of LMDeploy's fields itself: `unfinished` and `latency`."""
 
     models: list[str] | None = None
     role: int | str | None = None
@@ -144,7 +144,7 @@ class Liveness:
 
 
 class Readiness:
-    """Whether to send requests here."""
+    """The answer to the question whether to send requests here."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes

@@ -45,12 +45,12 @@ OTHER_FILES = 1024
 """Open files beside two for each request: other connections, and those that ask nodes for their health."""
 
 MODEL_PATH = "/v1/models/"
-"""What follows this path is the name of a model."""
+"""The name of a model follows this path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the command's options say. Times are in seconds."""
+    """The values of the command's options. Times are in seconds."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -89,8 +89,8 @@ class Router:
     def __init__(self, settings: Settings, balancer: Balancer) -> None:
         if not settings.route_nodes and settings.admin_key is None:
             raise ConfigError(
-                "nobody may add nodes: give --route_nodes, the hosts that may be nodes, or --admin_key, the key with "
-                "which nodes are added"
+                "no client may add nodes: give --route_nodes, the hosts that may be nodes, or --admin_key, the key "
+                "with which nodes are added"
             )
         allowed = Allowed(settings.route_nodes)
         raise_open_files(2 * settings.max_concurrent_requests + OTHER_FILES)

@@ -122,7 +122,7 @@ class Exchange:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The node hears that nobody reads any more."""
+        """End the request. The node notices that its answer has no reader."""
         self.cancel()
         self._connection.close()
 

@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import TextIO, TypeVar
 
+import zmq
 from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
 from llmcore.config.process import die_with_parent, shortage_of
 
@@ -71,6 +73,25 @@ def raise_on_stop() -> None:
         raise Stopped
 
     signal.signal(STOP, stop)
+
+
+def run(kind: type[L], work: Callable[[L, zmq.Context[zmq.Socket[bytes]]], None]) -> int:
+    """The whole life of a child of the engine: `work(launch, context)` until it returns or STOP comes. The exit code.
+
+    It raises SystemExit as `begin` does. Any other error becomes the last words, and code 1.
+    """
+    launch = begin(kind)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    raise_on_stop()
+    try:
+        work(launch, context)
+    except Stopped:
+        return 0
+    except BaseException as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
+        report_failure(launch, error)
+        return 1
+    context.term()
+    return 0
 
 
 def report_failure(launch: Launch, error: BaseException) -> None:

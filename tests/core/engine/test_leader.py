@@ -31,17 +31,22 @@ REQUESTS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "masked": ([3, 1], {**GREEDY, **use("lists", lists=[[i] for i in range(9)])}),
     "masked draw": ([3, 2], {"seed": 3, "ignore_eos": True, **use("even")}),
     "biased": ([8, 8], {**GREEDY, **use("push", token=3)}),
+    "beams": ([2, 2], {"num_beams": 4, "n": 3}),
+    "told": ([5, 1, 2], {"seed": 4, "logprobs": 3, "prompt_logprobs": True, "ignore_eos": True}),
+    "logit bias": ([5, 1], {**GREEDY, "logit_bias": {3: 8.0, 90: 2.0}, "logprobs": 2}),
     "on the device": ([2, 4], {**GREEDY, **use("device", ban=[1, 2])}),
 }
 
 
-def answers(llm: LLM) -> dict[str, list[list[int]]]:
-    """All requests at once, after one that leaves a prefix."""
+def answers(llm: LLM) -> dict[str, list[Any]]:
+    """All requests at once, after one that leaves a prefix: tokens, their log-probabilities, and the prompt's."""
     llm.generate([LONG], max_new_tokens=2, **GREEDY)
 
-    def ask(name: str) -> list[list[int]]:
+    def ask(name: str) -> list[Any]:
         prompt, options = REQUESTS[name]
-        return [answer.token_ids for answer in llm.generate([prompt], max_new_tokens=14, **options)[0].answers]
+        found = llm.generate([prompt], max_new_tokens=14, **options)[0]
+        told = [(answer.token_ids, answer.logprobs, answer.top_logprobs) for answer in found.answers]
+        return [*told, found.prompt_logprobs]
 
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
         return dict(zip(REQUESTS, pool.map(ask, REQUESTS), strict=True))
@@ -60,7 +65,8 @@ def test_a_group_gives_the_tokens_of_one_rank(
     assert answers(llm) == alone
     sent = groups[0].link.sent
     assert any(isinstance(message, Drawn) for message in sent), "rank 0 has drawn for the others"
-    assert alone["decode"] == [fake_answer([1, 2, 3], 14)]
+    assert alone["decode"][0][0] == fake_answer([1, 2, 3], 14)
+    assert len(alone["told"][-1]) == 2, "log-probabilities of the prompt"
 
 
 @AHEAD

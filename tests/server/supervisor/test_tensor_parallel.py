@@ -15,6 +15,7 @@ from llmcore_devtools.server import ServerFailed, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 
 SETTINGS = {"device": "cpu", "data_type": "f32", "max_total_token_num": 2000, "max_req_total_len": 200}
+GUIDED = ["llama", "openai", "guided"]
 PROMPTS = ([5, 6, 7], list(range(10, 90)), [9] * 30)
 
 
@@ -36,28 +37,50 @@ def bodies() -> list[dict[str, Any]]:
         {"prompt": PROMPTS[0], "temperature": 0.9, "seed": 7, "n": 3, **rest},
         {"prompt": PROMPTS[1], "temperature": 0.9, "top_p": 0.8, "seed": 3, "frequency_penalty": 0.7, **rest},
         {"prompt": PROMPTS[0], "temperature": 0, "logit_bias": {"11": 100}, **rest},
+        {"prompt": PROMPTS[1], "temperature": 0, "logit_bias": {"130": 4, "11": 3}, "logprobs": 3, **rest},
+        {"prompt": PROMPTS[1], "temperature": 0, "prompt_logprobs": 3, **rest},
+        {"prompt": PROMPTS[2], "num_beams": 4, "n": 3, "max_tokens": 12, "return_token_ids": True},
+        {"prompt": PROMPTS[0], "temperature": 0, "guided_regex": "([a-f]{3}[0-9]){5}", **rest, "ignore_eos": False},
+        {"prompt": PROMPTS[1], "temperature": 1, "seed": 4, "guided_regex": "[a-m]{30}", **rest, "ignore_eos": False},
+        # a thousand draws, of ten requests of a hundred tokens
+        *({"prompt": PROMPTS[0], "temperature": 1.0, "seed": seed, **rest, "max_tokens": 100} for seed in range(10)),
     ]
 
 
-def answers(port: int) -> tuple[list[list[str]], list[float]]:
-    """The texts, and the log-probabilities that were asked for."""
-    found, logprobs = [], []
+def answers(port: int) -> list[Any]:
+    """The choices of every request, with token ids, log-probabilities and reasons."""
+    found = []
     for body in bodies():
         status, _, answer = sockets.call(port, "POST", "/v1/completions", body)
         assert status == 200, answer
-        choices = json.loads(answer)["choices"]
-        found.append([choice["text"] for choice in choices])
-        logprobs += [value for c in choices if c.get("logprobs") for value in c["logprobs"]["token_logprobs"]]
-    return found, logprobs
+        found.append(json.loads(answer)["choices"])
+    return found
+
+
+def assert_same(found: Any, wanted: Any, at: str = "") -> None:
+    """The same values; floats within 1e-5."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), at
+        for key, value in wanted.items():
+            assert_same(found[key], value, f"{at}.{key}")
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted), at
+        for index, value in enumerate(wanted):
+            assert_same(found[index], value, f"{at}[{index}]")
+    elif isinstance(wanted, float):
+        assert found == pytest.approx(wanted, abs=1e-5), at
+    else:
+        assert found == wanted, at
 
 
 def test_two_ranks_answer_as_one(model: Path) -> None:
-    with serving(model, **SETTINGS) as server:
-        texts, logprobs = answers(server.port)
-    assert len(logprobs) == 24 * len(PROMPTS)
-    with serving(model, tp=2, **SETTINGS) as server:
-        for _ in ("first", "with hits of the prefix cache"):
-            assert answers(server.port) == (texts, pytest.approx(logprobs, abs=1e-4))
+    with serving(model, plugins=GUIDED, **SETTINGS) as server:
+        alone = answers(server.port)
+    drawn = [choice["token_ids"] for choices in alone[-10:] for choice in choices]
+    assert sum(map(len, drawn)) == 1000
+    with serving(model, tp=2, plugins=GUIDED, **SETTINGS) as server:
+        assert_same(answers(server.port), alone, "first")
+        assert_same(answers(server.port), alone, "with hits of the prefix cache")
 
 
 def test_ranks_that_do_not_fit_the_model_are_named(model: Path) -> None:

@@ -12,7 +12,7 @@ from llmcore.fleet.hits import CHUNK
 
 @dataclass(frozen=True)
 class Machine:
-    """What a replica can do. The defaults are about those of a model of 30 billion parameters on one H100."""
+    """Rates and sizes of a replica. The defaults are about those of a model of 30 billion parameters on an H100."""
 
     speed: float = 1.0
     """Divides all times."""
@@ -77,7 +77,7 @@ class Replica:
         self.machine = machine
         self.queue: deque[tuple[int, Work]] = deque()
         self.waiting = 0
-        """Tokens of prompts that wait. What the cache has of them is known when they start."""
+        """Tokens of prompts that wait. The cached part of each is known when it starts."""
         self.live = 0
         self.running: dict[int, Running] = {}
         self.computing: list[Running] = []
@@ -134,7 +134,7 @@ class Replica:
         return [(running, running.work.answer * pace) for running in done]
 
     def finish(self, number: int) -> None:
-        """An answer is complete. What it wrote stays cached while there is room."""
+        """An answer is complete. Its KV stays cached while there is room."""
         done = self.running.pop(number)
         self.live -= done.live
         self._keep(done.work.chunks(done.work.prompt + done.work.answer))

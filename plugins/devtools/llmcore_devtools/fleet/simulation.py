@@ -34,7 +34,7 @@ CROWD = 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trace. Times are in seconds."""
+    """The result of a trace. Times are in seconds."""
 
     first_tokens: Sequence[float]
     """From arrival to the first token, by arrival, without the first fifth."""
@@ -235,7 +235,7 @@ class Simulation:
 
 
 def _candidate(place: _Place) -> Candidate:
-    """What a place reports."""
+    """The report of a place."""
     replica = place.replica
     return Candidate(
         name=place.name,

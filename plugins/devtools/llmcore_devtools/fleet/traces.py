@@ -108,7 +108,7 @@ def _deaths(random: Random, replicas: int, seconds: float) -> Mapping[int, tuple
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a trace is made. `load`: the share of the fleet's time that the prompts take if no cache holds anything.
+    """The rules of a trace. `load`: the share of the fleet's time that the prompts take if no cache holds anything.
     `kv`: tokens in each replica's KV.
     `slow`: one of this number of replicas has a third of the speed, which its operator does not say; 0 for none."""
 

@@ -13,7 +13,7 @@ from types import FrameType
 import zmq
 from llmcore.api.bridge import Abort, FinishChoice, Prompt, Submit
 from llmcore.api.engine import DeviceLost, Engine, Events, build_engine, refusal
-from llmcore.api.errors import RequestError, Stopped
+from llmcore.api.errors import RequestError
 from llmcore.registry.loader import build_registry
 
 from llmcore_server import child
@@ -182,18 +182,7 @@ class EngineProcess:
 
 def main(kind: type[EngineProcess] = EngineProcess) -> int:
     """The process; its exit code."""
-    launch = child.begin(EngineLaunch)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    child.raise_on_stop()
-    try:
-        kind(launch, context).run()
-    except Stopped:
-        return 0
-    except BaseException as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
-        child.report_failure(launch, error)
-        return 1
-    context.term()
-    return 0
+    return child.run(EngineLaunch, lambda launch, context: kind(launch, context).run())
 
 
 if __name__ == "__main__":

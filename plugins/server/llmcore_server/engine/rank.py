@@ -6,7 +6,6 @@ import sys
 
 import zmq
 from llmcore.api.engine import Follower, join
-from llmcore.api.errors import Stopped
 from llmcore.registry.loader import build_registry
 
 from llmcore_server import child
@@ -30,18 +29,7 @@ def run(launch: RankLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
 
 def main() -> int:
     """The process; its exit code."""
-    launch = child.begin(RankLaunch)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    child.raise_on_stop()
-    try:
-        run(launch, context)
-    except Stopped:
-        return 0
-    except BaseException as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
-        child.report_failure(launch, error)
-        return 1
-    context.term()
-    return 0
+    return child.run(RankLaunch, run)
 
 
 if __name__ == "__main__":

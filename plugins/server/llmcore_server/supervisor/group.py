@@ -98,16 +98,16 @@ class Group:
         return f"rank {number} of {self._name} (pid {rank.child.pid}{device})"
 
     def doing(self, number: int) -> str:
-        """What a rank did when it was last heard, and what the others do."""
+        """The activity of a rank when it was last heard, and those of the others."""
         return f"it {self._ranks[number].doing}; {self._rest(number)}"
 
     @property
     def states(self) -> str:
-        """What every rank does."""
+        """The activity of every rank."""
         return self._rest(-1)
 
     def _rest(self, number: int) -> str:
-        """What all ranks but this one do."""
+        """The activities of all ranks but this one."""
         return "; ".join(f"rank {other} {rank.doing}" for other, rank in enumerate(self._ranks) if other != number)
 
     def _fault(self, rank: _Rank, now: float) -> str:

@@ -5,14 +5,12 @@ Ranks end with os._exit: NCCL waits for ever when a communicator is destroyed th
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
 import torch
-from llmcore.api import OpContext
-from llmcore.layers import Op
-from llmcore.ops.comm import Peers, over
+from llmcore.api import OpContext, preset
+from llmcore.layers import Op, Peers, over
 from torch import distributed
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import Store
@@ -34,8 +32,7 @@ class Communicator:
     """
 
     def __init__(self, peers: Peers, device: torch.device, store: Store) -> None:
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
+        preset(SETTINGS)
         nccl: Any = distributed.ProcessGroupNCCL
         self._ranks = peers.ranks
         self._group = nccl(store, peers.rank, peers.ranks, nccl.Options())

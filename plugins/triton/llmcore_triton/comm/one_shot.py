@@ -16,11 +16,10 @@ import torch
 import triton
 import triton.language as tl
 from llmcore.api import OpContext
-from llmcore.layers import DTYPES, Op
-from llmcore.ops import add_rms_norm
-from llmcore.ops.comm import Peers, over
+from llmcore.layers import DTYPES, Op, Peers, over
 from triton.language.extra.cuda import globaltimer
 
+from llmcore_triton import add_rms_norm
 from llmcore_triton.comm.shared import BITS, EMPTY, Shared, shared
 from llmcore_triton.launch import INTERPRETED, Bound, overlaps, place, release, wait
 from llmcore_triton.rows import power, size
@@ -309,13 +308,13 @@ class OneShot:
         return {"RANK": kept.rank, "RANKS": kept.ranks, "ROOM": kept.room, "EMPTY": EMPTY[element], "BITS": bits}
 
 
-_OPS: dict[str, tuple[Callable[..., Any], Op]] = {
+_OPS: dict[str, tuple[Callable[..., Any], Op | None]] = {
     "comm.all_reduce": (OneShot.sum, lambda x: x),
     "comm.all_gather": (OneShot.joined, lambda x: x),
     "comm.exchange": (OneShot.stacked, lambda x: x.unsqueeze(0)),
-    "reduce_add_rms_norm": (OneShot.add_norm, add_rms_norm.reference),
+    "reduce_add_rms_norm": (OneShot.add_norm, None),
 }
-"""Op -> the method, and the op for one rank."""
+"""Op -> the method, and the op for one rank; None: that of add_rms_norm."""
 
 
 def make(context: OpContext) -> Op:
@@ -328,4 +327,4 @@ def make(context: OpContext) -> Op:
             slots(element)  # now, because they cannot be made inside a capture
         return partial(method, OneShot(slots, context))
 
-    return over(context, joined, alone)
+    return over(context, joined, alone or add_rms_norm.make(context))

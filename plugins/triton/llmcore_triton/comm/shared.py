@@ -5,13 +5,12 @@ Multicast is off: not every container may use it, and nothing here needs it.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from llmcore.api import ConfigError
-from llmcore.ops.comm import Peers
+from llmcore.api import ConfigError, preset
+from llmcore.layers import Peers
 from torch.distributed.distributed_c10d import Store
 
 from llmcore_triton.specs.comm import SLOT, SLOTS
@@ -62,7 +61,7 @@ def sized(rank: int, ranks: int, own: torch.Tensor, buffers: torch.Tensor) -> Sh
 
 
 def _made(peers: Peers, element: int, device: torch.device, store: Store) -> Shared:
-    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    preset({"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"})
     from torch._C._distributed_c10d import ProcessGroup, _register_process_group
     from torch._C._distributed_c10d import _SymmetricMemory as Symmetric
 

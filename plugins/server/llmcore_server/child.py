@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TextIO, TypeVar
+from typing import NoReturn, TextIO, TypeVar
 
 import zmq
 from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
@@ -92,6 +92,14 @@ def run(kind: type[L], work: Callable[[L, zmq.Context[zmq.Socket[bytes]]], None]
         return 1
     context.term()
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without the interpreter's end, in which a library may wait for ever: the communicators of ranks
+    wait for captured steps that still refer to them."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def report_failure(launch: Launch, error: BaseException) -> None:

@@ -6,7 +6,6 @@ import gc
 import itertools
 import logging
 import signal
-import sys
 import time
 from types import FrameType
 
@@ -186,4 +185,4 @@ def main(kind: type[EngineProcess] = EngineProcess) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    child.leave(main())

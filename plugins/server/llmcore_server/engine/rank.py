@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import zmq
 from llmcore.api.engine import Follower, join
 from llmcore.registry.loader import build_registry
@@ -33,4 +31,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    child.leave(main())

@@ -393,7 +393,7 @@ def test_ranks_share_a_head(name: str) -> None:
 
 def test_cuts_that_do_not_fit_are_declined() -> None:
     mesh = Mesh({"moe_tp": 2}, {"moe_tp": 0})
-    with pytest.raises(ConfigError, match="cannot be cut over ranks; serve the model on one rank, or .* desc_act"):
+    with pytest.raises(ConfigError, match=r"cannot be cut over ranks; serve the model on one rank, or .* desc_act"):
         created(_cut(mesh, 1), SCHEMES["w4a16 ordered"])
     with pytest.raises(
         ConfigError, match=r"128 inputs of qkv_proj cannot be cut over 2 .* multiples of 128, .* --tp can be 1$"

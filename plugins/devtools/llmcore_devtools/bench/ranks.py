@@ -19,13 +19,13 @@ from llmcore_server.supervisor.group import RANK_MODULE
 @contextmanager
 def led(config: Config) -> Iterator[Led | None]:
     """The other ranks that `--tp` asks for; None if it asks for none. Their log files go when the block ends."""
-    if config.model.tp == 1:
+    if config.model.ranks == 1:
         yield None
         return
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with tempfile.TemporaryDirectory() as folder:
         store, answers = f"{folder}/store", f"ipc://{folder}/answers"
-        links = [f"ipc://{folder}/rank-{rank}" for rank in range(1, config.model.tp)]
+        links = [f"ipc://{folder}/rank-{rank}" for rank in range(1, config.model.ranks)]
         children = [
             Child(
                 RANK_MODULE,
@@ -46,7 +46,9 @@ def led(config: Config) -> Iterator[Led | None]:
             for rank, link in enumerate(links, 1)
         ]
         try:
-            ranks = Led(RankLink(context, links, answers), lambda number, doing: None, join(store, 0, config.model.tp))
+            ranks = Led(
+                RankLink(context, links, answers), lambda number, doing: None, join(store, 0, config.model.ranks)
+            )
             yield ranks
             ranks.end()
         finally:

@@ -147,3 +147,10 @@ def test_a_private_setting_stays_in_its_process(monkeypatch: pytest.MonkeyPatch)
     config = make(token=SECRET, certificate="cert")
     assert SECRET in str(config.plugin_options)
     assert without_private(config, known).plugin_options == {**config.plugin_options, "token": None}
+
+
+def test_engines_without_tp_have_one_process_each() -> None:
+    assert (make_config(dp=3).model.tp, make_config(dp=3).model.ranks) == (3, 1)
+    assert make_config(dp=2, tp=4).model.ranks == 2
+    _, origins = resolve_config({"dp": "2"}, {}, {})
+    assert origins["tp"] == "--dp"

@@ -94,3 +94,5 @@ def test_ranks_that_do_not_fit_the_model_are_named(model: Path) -> None:
 def test_a_program_has_no_ranks(model: Path) -> None:
     with pytest.raises(ConfigError, match="--tp 2 needs processes that `llmcore serve` starts"):
         LLM(str(model), tp=2, **SETTINGS)
+    with pytest.raises(ConfigError, match="--dp 2 needs engines that `llmcore serve` starts"):
+        LLM(str(model), dp=2, **SETTINGS)

@@ -12,6 +12,7 @@ from llmcore.config import (
     child_environment,
     environment,
     hide_private,
+    make_config,
     resolve_config,
     settings,
     shown_settings,

@@ -115,8 +115,8 @@ class Listed(Administration):
     """The nodes."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """URL -> its status; with `?url=` of this node alone, as `Nodes.status_of` says it. Servers ask so whether they
-        have to register again."""
+        """URL -> its status; with `?url=` as `Nodes.status_of`, by which a server sees whether it has to register
+        again."""
         self.check_client(req)
         url = req.get_param("url")
         answer(resp, self.nodes.status() if url is None else self.nodes.status_of(url.rstrip("/")))

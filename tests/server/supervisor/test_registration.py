@@ -19,7 +19,7 @@ from llmcore_server.supervisor.registration import Registered, own_url
 
 
 class Proxy:
-    """Keeps what is posted. `answers`: those to come, then the last one again and again. `known`: the status of nodes."""
+    """Keeps what is posted. `answers`: those to come, then the last one again and again. `known`: its nodes."""
 
     def __init__(self, *answers: tuple[int, Any]) -> None:
         self.answers = [*answers]

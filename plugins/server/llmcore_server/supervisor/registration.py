@@ -93,7 +93,7 @@ class Registered:
         _check_success(answer)
 
     def _is_known(self, mine: str) -> bool:
-        """True if the proxy lists this server, or lists it as removed. LMDeploy's proxy lists all, whatever is asked."""
+        """True if the proxy lists this server, be it as removed. LMDeploy's proxy lists all, whatever is asked."""
         answer = self._ask("GET", "/nodes/status?" + urlencode({"url": mine}))
         try:
             return mine in orjson.loads(answer)

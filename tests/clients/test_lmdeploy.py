@@ -20,7 +20,8 @@ from routed import Routed, routed
 
 from . import lmdeploy_parts
 
-PATIENCE = 60.0
+PATIENCE = 240.0
+"""Seconds for a start that imports torch, on a machine that does much else."""
 STOP = {"stop": ["<END>"]}
 SAID = "A word, and another."
 

@@ -45,8 +45,7 @@ class Destination:
     """Tokens that its KV cache holds; 0 if it does not tell."""
 
     def told(self, requests: int, waiting: int, kv: tuple[int, int]) -> None:
-        """It tells of all its requests, of the tokens of their prompts that wait, and of the live and all tokens of its
-        KV cache."""
+        """It tells of all its requests, of the prompt tokens of those that wait, and of its KV, live and all."""
         live, self.kv_total = kv
         self.others = max(0, requests - self.requests), max(0, waiting - self.waiting), max(0, live - self.kept)
 

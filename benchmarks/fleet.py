@@ -4,9 +4,9 @@
 
 Lengths are those of real conversations (`lengths/sharegpt_qwen3.csv`). Every trace is played with every balancer that
 is installed, or with those of `--balancers`. Columns: seconds to the first token (median and 99th percentile), the
-share of prompt tokens that caches had, the largest share of the requests of a quarter of a second that one replica
-got, the requests of the busiest replica beside the mean, requests that were sent to a dead replica, and the seconds
-that the simulation took.
+share of prompt tokens that caches had, the most work that one replica got between two reports while another was idle
+(above 3 it is a herd, as `llmcore_devtools.fleet.HERD` explains), the requests of the busiest replica beside the mean,
+requests that were sent to a dead replica, and the seconds that the simulation took.
 
 `--kv_weights` plays the default with other weights of `kv_live` instead. This is how `KV_WEIGHT` was chosen.
 """
@@ -56,7 +56,7 @@ def main() -> None:
         makers = {name: installed[name] for name in given.balancers or installed}
     lengths = read_lengths(LENGTHS)
     print(f"{given.replicas} replicas, {given.requests} requests")
-    print("| trace | balancer | p50 s | p99 s | hits | crowd | busiest | to dead | took s |")
+    print("| trace | balancer | p50 s | p99 s | hits | herd | busiest | to dead | took s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in given.traces:
         trace = make_trace(name, lengths, given.replicas, given.requests, given.seed)
@@ -66,7 +66,7 @@ def main() -> None:
             took = time.process_time() - begun
             print(
                 f"| {name} | {title} | {out.quantile(0.5):.3f} | {out.quantile(0.99):.3f} | {out.hit:.1%} "
-                f"| {out.crowd:.1%} | {out.busiest:.2f} | {out.to_dead} | {took:.1f} |",
+                f"| {out.herd:.2f} | {out.busiest:.2f} | {out.to_dead} | {took:.1f} |",
                 flush=True,
             )
 

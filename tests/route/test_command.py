@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 from llmcore_devtools.fake_files import write_fake_model
 from llmcore_devtools.server import FAKE_ENGINE, serving
+from llmcore_server.settings import Registration
+from llmcore_server.supervisor import registration
+from llmcore_server.supervisor.registration import Registered
 
 PATIENCE = 60.0
 
@@ -24,10 +27,11 @@ LLMCORE = str(Path(sys.executable).parent / "llmcore")
 
 
 @contextmanager
-def routing(*options: str) -> Iterator[int]:
-    """The port of a router."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def routing(*options: str, port: int | None = None) -> Iterator[int]:
+    """The port of a router, a free one unless it is given."""
+    if port is None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
     command = [LLMCORE, "route", "--port", str(port), "--route-nodes", "127.0.0.1", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -87,6 +91,31 @@ def test_servers_register_answer_in_every_dialect_and_leave(tmp_path: Path) -> N
             assert ask(port, "POST", "/v1/chat/completions", {"model": "fake"})[0] == 400
             assert server.stop() == 0
         assert json.loads(ask(port, "GET", "/nodes/status")[2]) == {}
+
+
+def test_servers_come_back_to_a_router_that_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "LONGEST_PAUSE", 0.05)
+
+    def known(port: int) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(ask(port, "GET", "/nodes/status")[2])
+        return answer
+
+    def come(port: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while known(port).keys() != {mine}:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    mine = "http://127.0.0.1:9"
+    with routing() as port:
+        server = Registered(Registration(proxy_url=f"http://127.0.0.1:{port}"), "127.0.0.1")
+        server.begin(mine, ("fake",))
+        come(port)
+    with routing(port=port):
+        come(port)
+        assert known(port)[mine]["models"] == ["fake"]
+        server.end()
+        assert known(port) == {}
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,13 @@ def test_speeds_count_beside_each_other() -> None:
 def test_what_others_sent_counts_beside_what_was_sent_from_here() -> None:
     nodes, balancer, (first, _) = two()
     stay = nodes.take(wish_of(BODY))
-    nodes.succeeded(first, {"running": 4, "waiting": 1, "waiting_tokens": 300, "kv_live": 1, "kv_total": 2})
+    nodes.succeeded(first, {"running": 4, "waiting": 1, "waiting_tokens": 300, "kv_live": 1_000, "kv_total": 2_000})
+    nodes.take(wish_of(BODY.replace(b"x", b"y")))
     stay.leave(whole=True)
     nodes.take(wish_of(b""))
-    assert (balancer.asked[1][1][0].requests, balancer.asked[1][1][0].waiting) == (4, 44)
+    _, (while_there, _), (after, _) = (places for _, places in balancer.asked)
+    assert (while_there.requests, while_there.waiting, while_there.kv_live) == (5, 300, 1_000)
+    assert (after.requests, after.waiting, after.kv_live, after.kv_total) == (5, 300, 1_000, 2_000)
 
 
 def test_nothing_is_taken_at_the_end() -> None:

@@ -178,9 +178,9 @@ def test_the_balancer_sees_the_prompt_and_the_load() -> None:
         wait.wait(10)
         whole()(got)
 
-    with node({CHAT: slow, "/server_info": info}) as one, routed(node_api_key="k") as router:
+    with node({CHAT: slow, "/server_info": info}) as one, routed(node_api_key="k", health_interval=60) as router:
         router.add(one.url, speed=4)
-        until(lambda: router.router.nodes._nodes[one.url].others == (4, 50))
+        until(lambda: router.router.nodes._nodes[one.url].others == (4, 50, 10))
         clients = [router.open(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]})]
         until(one.seen)
         clients.append(router.open(CHAT, {"model": "m", "prompt": [1, 2, 3]}))
@@ -190,7 +190,7 @@ def test_the_balancer_sees_the_prompt_and_the_load() -> None:
         assert 100 <= first.tokens <= 120 and first.key != second.key and second.tokens == 3
         assert (before.requests, before.waiting, before.kv_live, before.kv_total) == (4, 50, 10, 100)
         assert before.speed == 1.0
-        assert then.requests == 5 and then.waiting == 50 + first.tokens
+        assert (then.requests, then.waiting, then.kv_live) == (5, 50 + first.tokens, 10 + first.tokens)
         until(lambda: router.router.nodes.status()[one.url]["unfinished"] == 0)
         assert len(router.router.nodes.status()[one.url]["latency"]) == 2
         for client in clients:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from urllib.parse import quote
 
 import pytest
 from llmcore.api import ConfigError
@@ -62,6 +63,20 @@ def test_models_and_nodes_that_are_not_there() -> None:
         one.healthy = True
         until(lambda: router.router.nodes.ready)
         assert router.get("/liveness")[0] == 200
+
+
+def test_a_server_sees_whether_it_has_to_register_again() -> None:
+    """Not after it was removed, else nobody could remove it."""
+    with node() as one, routed() as router:
+        asked = f"/nodes/status?url={quote(one.url, safe='')}"
+        assert router.get(asked) == (200, {})
+        router.add(one.url)
+        assert router.get(asked) == router.get("/nodes/status")
+        router.post("/nodes/remove", {"url": one.url})
+        assert router.get(asked) == (200, {one.url: None})
+        assert router.get("/nodes/status") == (200, {})
+        router.add(one.url)
+        assert router.get(asked)[1][one.url]["models"] == ["m"]
 
 
 def test_a_node_without_health_is_asked_for_ready() -> None:

@@ -22,9 +22,12 @@ class Arrival:
     """A hash of the prompt's first tokens. Requests that begin alike have the same."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """A place that may take the request, as far as the caller knows. Requests that it has sent there count at once."""
+    """A place that may take the request, as far as the caller knows. Requests that it has sent there count at once.
+
+    It is the caller's, which may change it after the choice: a balancer reads it and does not keep it.
+    """
 
     name: str
     """The place's name, which stays the same while it lives."""

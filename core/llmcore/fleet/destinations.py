@@ -31,32 +31,33 @@ def arrival_of(ids: NDArray[np.int32], salt: bytes = b"") -> Arrival:
 class Destination:
     """A place that requests are sent to.
 
-    `requests`, `waiting`: the requests that are there from here, and the tokens of those of their prompts that it has
-    still to compute. `others`: the same two numbers of what others have sent there, as far as it tells.
+    `requests`, `waiting`, `kept`: the requests that are there from here, the tokens of those of their prompts that it
+    has still to compute, and those that their prompts add to its KV cache. `others`: the same three numbers of what
+    others have sent there, as far as it tells.
     """
 
     requests: int = 0
     waiting: int = 0
+    kept: int = 0
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES))
-    others: tuple[int, int] = (0, 0)
-    kv: tuple[int, int] = (0, 0)
-    """Live and all tokens of its KV cache."""
+    others: tuple[int, int, int] = (0, 0, 0)
+    kv_total: int = 0
+    """Tokens that its KV cache holds; 0 if it does not tell."""
 
     def told(self, requests: int, waiting: int, kv: tuple[int, int]) -> None:
-        """It tells of all its requests, of the tokens of their prompts that wait, and of its KV."""
-        self.others = max(0, requests - self.requests), max(0, waiting - self.waiting)
-        self.kv = kv
+        """It tells of all its requests, of the prompt tokens of those that wait, and of its KV, live and all."""
+        live, self.kv_total = kv
+        self.others = max(0, requests - self.requests), max(0, waiting - self.waiting), max(0, live - self.kept)
 
     def candidate(self, name: str, hit: int, speed: float = 1.0) -> Candidate:
         """It, for a balancer. Requests sent from here count at once, others when it tells of them."""
-        requests, waiting = self.others
-        live, total = self.kv
+        requests, waiting, kept = self.others
         return Candidate(
             name=name,
             waiting=self.waiting + waiting,
             requests=self.requests + requests,
-            kv_live=live,
-            kv_total=total,
+            kv_live=self.kept + kept,
+            kv_total=self.kv_total,
             hit=hit,
             speed=speed,
             latency=sum(self.latencies) / len(self.latencies) if self.latencies else 0.0,
@@ -74,11 +75,12 @@ class Stay(Generic[D]):
 
     def __init__(self, at: D, tokens: int, lock: threading.Lock) -> None:
         self.at = at
-        self._tokens = tokens
+        self._tokens = self._kept = tokens
         self._lock = lock
         self._began = time.monotonic()
         at.requests += 1
         at.waiting += tokens
+        at.kept += tokens
 
     def answered(self) -> None:
         """The first part of the answer is here, so the prompt is computed."""
@@ -92,5 +94,6 @@ class Stay(Generic[D]):
             self.at.waiting -= self._tokens
             self._tokens = 0
             self.at.requests -= 1
+            self.at.kept -= self._kept
             if whole:
                 self.at.latencies.append(time.monotonic() - self._began)

@@ -73,6 +73,8 @@ class Nodes:
     def __init__(self, balancer: Balancer) -> None:
         self._balancer = balancer
         self._nodes: dict[str, Node] = {}
+        self._removed: set[str] = set()
+        """The URLs of nodes that were removed and not added again."""
         self._hits = Hits()
         self._closed = False
         self._lock = threading.Lock()
@@ -81,6 +83,7 @@ class Nodes:
         """Add a node, or change what is known of the one with its URL. The node that counts from now on."""
         with self._lock:
             known = self._nodes.setdefault(node.url, node)
+            self._removed.discard(node.url)
             known.models, known.speed = node.models, node.speed
             if known is not node:  # it has started again, perhaps
                 known.checked.clear()
@@ -93,8 +96,9 @@ class Nodes:
         with self._lock:
             node = self._nodes.pop(url, None)
             self._hits.lost(url)
-        if node is None:
-            return False
+            if node is None:
+                return False
+            self._removed.add(url)
         node.removed = True
         node.wake.set()
         logger.info("node %s is removed", url)
@@ -104,6 +108,14 @@ class Nodes:
         """URL -> LMDeploy's Status."""
         with self._lock:
             return {url: node.status() for url, node in self._nodes.items()}
+
+    def status_of(self, url: str) -> dict[str, dict[str, Any] | None]:
+        """The same of one node: empty if there never was one with this URL, None as its status if it was removed."""
+        with self._lock:
+            node = self._nodes.get(url)
+            if node is not None:
+                return {url: node.status()}
+            return {url: None} if url in self._removed else {}
 
     def models(self) -> dict[str, int]:
         """Every model, in the order of their names -> the second since 1970 in which its first node was added."""

@@ -115,9 +115,11 @@ class Listed(Administration):
     """The nodes."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """URL -> its status."""
+        """URL -> its status; with `?url=` as `Nodes.status_of`, by which a server sees whether it has to register
+        again."""
         self.check_client(req)
-        answer(resp, self.nodes.status())
+        url = req.get_param("url")
+        answer(resp, self.nodes.status() if url is None else self.nodes.status_of(url.rstrip("/")))
 
 
 class Models:

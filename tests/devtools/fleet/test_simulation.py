@@ -12,15 +12,11 @@ import pytest
 from llmcore.api.balancing import Arrival, Candidate
 from llmcore.builtin.balancers import register_balancers
 from llmcore.registry.loader import load
-from llmcore_devtools.fleet import TRACES, Call, Fleet, Machine, Outcome, Trace, make_trace, simulate
+from llmcore_devtools.fleet import HERD, TRACES, Call, Fleet, Machine, Outcome, Trace, make_trace, simulate
 
 ROOT = Path(__file__).resolve().parents[3]
 MAKERS = {spec.name: load(spec.make) for spec in register_balancers()}
 REPLICAS, REQUESTS = 40, 2_000
-
-CROWDS = {"hot": 0.5}
-"""Trace -> the largest share of the requests of 0.25 s that one replica of 40 may get; 0.35 in others. With one hot
-prefix the replica with the least to do is also the one with the prefix."""
 
 
 class First:
@@ -50,13 +46,21 @@ def test_no_balancer_gives_a_sooner_first_token_than_the_default(name: str) -> N
 
 @pytest.mark.parametrize("name", TRACES)
 def test_the_default_sends_no_herd(name: str) -> None:
-    assert outcome(name, "cost").crowd <= CROWDS.get(name, 0.35)
+    assert outcome(name, "cost").herd <= HERD
 
 
-def test_a_balancer_without_memory_would_send_a_herd() -> None:
-    calls = [Call(0.01 * number, 100, 10, 0, 0, number + 1) for number in range(200)]
+def test_a_balancer_that_trusts_old_figures_sends_a_herd() -> None:
+    calls = [Call(0.01 * number, 1_000, 10, 0, 0, number + 1) for number in range(200)]
     got = simulate(Trace("few", calls, Fleet([Machine()] * 4)), First())
-    assert got.crowd == 1 and got.busiest == 4
+    assert got.herd == pytest.approx(24 * 1_000 / 2_000), "25 calls of a quarter second without the longest"
+    assert got.busiest == 4
+
+
+def test_one_long_prompt_is_no_herd_and_neither_is_a_full_fleet() -> None:
+    long = [Call(0.01, 16_000, 10, 0, 0, 1)]
+    assert simulate(Trace("long", long, Fleet([Machine()] * 2)), First()).herd == 0
+    calls = [Call(0.01 * number, 4_000, 10, 0, 0, number + 1) for number in range(50)]
+    assert simulate(Trace("full", calls, Fleet([Machine()])), First()).herd == 0, "no replica is idle"
 
 
 @pytest.mark.parametrize("balancer", MAKERS)

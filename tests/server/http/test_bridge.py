@@ -372,7 +372,7 @@ def test_a_request_goes_where_its_prefix_is_and_others_where_least_waits(two: Tw
 @several
 def test_what_an_engine_tells_and_its_full_queue_count(two: Two) -> None:
     two.engine.supervisor.send(EngineLoad(0, Load(waiting=2, waiting_tokens=5000)))
-    until(lambda: two.bridge._fleet.links()[0].others == (2, 5000))
+    until(lambda: two.bridge._fleet.links()[0].others == (2, 5000, 0))
     for number in (1, 2, 3):
         two.submit(number, LONG)
         assert two.place(number) == 1
@@ -409,7 +409,7 @@ def test_a_dead_engine_s_request_goes_on_where_it_was(two: Two) -> None:
 @several
 def test_what_cannot_move_ends_with_the_error(two: Two) -> None:
     two.engine.supervisor.send(EngineLoad(1, Load(waiting=2, waiting_tokens=5000)))
-    until(lambda: two.bridge._fleet.links()[1].others == (2, 5000))
+    until(lambda: two.bridge._fleet.links()[1].others == (2, 5000, 0))
     for number, more in enumerate(({"n": 2}, {"n": 2}, {"beams": BeamSearch(2)}), 1):
         two.submit(number, LONG, **more)
     assert [two.place(number) for number in (1, 2, 3)] == [0, 0, 0]

@@ -19,18 +19,26 @@ from llmcore_server.supervisor.registration import Registered, own_url
 
 
 class Proxy:
-    """Keeps what is posted. `answers`: those to come, then the last one again and again."""
+    """Keeps what is posted. `answers`: those to come, then the last one again and again. `known`: its nodes."""
 
     def __init__(self, *answers: tuple[int, Any]) -> None:
         self.answers = [*answers]
         self.got: list[tuple[str, Any, str | None]] = []
+        self.known: Any = {}
+        self.asked: list[str] = []
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 proxy.got.append((self.path, body, self.headers["authorization"]))
-                status, answer = proxy.answers.pop(0) if len(proxy.answers) > 1 else proxy.answers[0]
+                self.respond(*(proxy.answers.pop(0) if len(proxy.answers) > 1 else proxy.answers[0]))
+
+            def do_GET(self) -> None:
+                proxy.asked.append(self.path)
+                self.respond(200, proxy.known)
+
+            def respond(self, status: int, answer: Any) -> None:
                 data = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
@@ -83,6 +91,27 @@ def test_it_tries_again_and_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog
         assert len(proxy.got) == 4 and caplog.text.count("cannot register") == 1
         assert proxy.got[0][1]["url"] == "http://me:1" and proxy.got[0][2] is None
         server.end()
+
+
+def test_it_registers_again_at_a_proxy_that_no_longer_knows_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registration, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(registration, "LONGEST_PAUSE", 0.01)
+    with proxying((200, "Added successfully")) as proxy, caplog.at_level("INFO"):
+        proxy.known = {"http://127.0.0.1:9": {"models": ["m"]}, "http://other:1": {}}
+        server = Registered(Registration(proxy_url=proxy.url), "127.0.0.1")
+        server.begin("http://127.0.0.1:9", ("m",))
+        until(lambda: len(proxy.asked) > 3)
+        assert len(proxy.got) == 1 and set(proxy.asked) == {"/nodes/status?url=http%3A%2F%2F127.0.0.1%3A9"}
+        proxy.known = {"http://other:1": {}}
+        until(lambda: len(proxy.got) == 2)
+        assert proxy.got[1] == proxy.got[0]
+        proxy.known = False
+        until(lambda: "no list of nodes: false" in caplog.text)
+        proxy.known = {"http://127.0.0.1:9": None}
+        server.end()
+        assert proxy.got[-1][0] == "/nodes/remove" and caplog.text.count("cannot register") == 1
 
 
 def test_a_proxy_that_is_not_there_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:

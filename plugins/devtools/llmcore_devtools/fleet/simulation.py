@@ -7,7 +7,6 @@ reports.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -28,8 +27,14 @@ SILENCE = 0.75
 WARM = 0.2
 """The share of the calls at the beginning of which the times do not count, because all caches are empty."""
 
-CROWD = 10
-"""Fewer calls than this in a window between two reports say nothing about a herd."""
+HERD = 3.0
+"""A balancer sends a herd if `Outcome.herd` exceeds this.
+
+It is worth while to wait for a cached prefix as long as this takes less time than the prefix would: behind at most
+4,096 tokens, the longest prefix that calls of several clients share here. A replica computes 2,000 tokens between two
+reports. So about 6,000 may go to one replica for good reasons, which is three times what it computes. Calls that all
+went where the last report was best would bring one replica the work of all.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,10 @@ class Outcome:
     """From arrival to the first token, by arrival, without the first fifth."""
     hit: float
     """The share of all prompt tokens that caches had."""
-    crowd: float
-    """The largest share of the calls in a window between two reports that one replica got."""
+    herd: float
+    """The most work that one replica got between two reports while another had nothing to do, beside what a replica of
+    usual speed computes in that time. Work is prompt tokens that are not cached; the longest prompt does not count,
+    because one call is no herd."""
     busiest: float
     """The largest share of all calls that one replica got, times the number of replicas."""
     to_dead: int
@@ -69,8 +76,10 @@ class _Place:
     """A replica as the front knows it."""
 
     def __init__(self, index: int, replica: Replica) -> None:
-        self.name = f"replica-{index}"
+        self.index = index
         self.replica = replica
+        self.known = Candidate(f"replica-{index}", kv_total=replica.machine.kv)
+        """What it reported last, and what the front has sent and seen since."""
         self.life = 0
         self.alive = True
         self.died = 0.0
@@ -81,6 +90,19 @@ class _Place:
         """Requests that it has not answered -> the time at which they were sent, and their uncached tokens."""
         self.latency = 0.0
         self.got = 0
+        self.work = self.longest = 0
+        """Uncached tokens of the calls since the last report, and of the longest of them."""
+
+    def report(self) -> None:
+        """The front hears of its load."""
+        replica, known = self.replica, self.known
+        known.waiting, known.requests, known.kv_live = replica.waiting, replica.requests, replica.live
+        known.latency = self.latency
+
+    @property
+    def idle(self) -> bool:
+        """True if it got nothing since the last report and has no prompt to compute."""
+        return self.listed and self.alive and not (self.work or self.replica.queue or self.replica.computing)
 
 
 class Simulation:
@@ -90,10 +112,10 @@ class Simulation:
         self._calls, self._balancer = trace.calls, balancer
         self._machines, self._deaths = trace.fleet.machines, trace.fleet.deaths
         self._places = [_Place(index, Replica(machine)) for index, machine in enumerate(self._machines)]
+        self._listed: list[_Place] = []
         self._candidates: list[Candidate] = []
-        self._listed: list[int] = []
-        """The index of each candidate's place."""
-        self._position: dict[str, int] = {}
+        """What the front knows of each listed place."""
+        self._named = {place.known.name: place.known for place in self._places}
         self._hits = Hits(sum(machine.kv for machine in self._machines) // CHUNK)
         self._events: list[_Event] = []
         self._order = count()
@@ -102,8 +124,7 @@ class Simulation:
         self._done = 0
         self._cached = self._prompts = 0
         self._to_dead = self._late = 0
-        self._window: Counter[int] = Counter()
-        self._crowd = 0.0
+        self._herd = 0.0
 
     def run(self) -> Outcome:
         """Plays the trace until every call is answered."""
@@ -133,7 +154,7 @@ class Simulation:
         warm = int(WARM * len(self._calls))
         busiest = max(place.got for place in self._places) / len(self._calls) * len(self._places)
         times = [self._first[number] for number in range(warm, len(self._calls))]
-        return Outcome(times, self._cached / self._prompts, self._crowd, busiest, self._to_dead, self._late)
+        return Outcome(times, self._cached / self._prompts, self._herd, busiest, self._to_dead, self._late)
 
     def _plan(self, time: float, kind: str, replica: int, number: int = 0) -> None:
         life = self._places[replica].life
@@ -142,86 +163,89 @@ class Simulation:
     def _send(self, number: int) -> None:
         call = self._calls[number]
         chunks = call.chunks(call.prompt)
-        candidates = self._candidates.copy()
-        for name, tokens in self._hits.found(chunks).items():
-            position = self._position.get(name)
-            if position is not None:
-                was = candidates[position]
-                candidates[position] = _with(was, was.waiting, was.requests, min(tokens, call.prompt - 1))
-        position = self._balancer.choose(Arrival(call.prompt, chunks[0] if chunks else call.own), candidates)
-        chosen, place = candidates[position], self._places[self._listed[position]]
-        self._hits.sent(place.name, chunks)
-        waiting, requests = chosen.waiting + call.prompt - chosen.hit, chosen.requests + 1
-        self._candidates[position] = _with(chosen, waiting, requests)
-        self._window[self._listed[position]] += 1
-        place.sent[number] = self._now, call.prompt - chosen.hit
+        found = self._hits.found(chunks)
+        having = [self._named[name] for name in found]
+        for known, tokens in zip(having, found.values(), strict=True):
+            known.hit = tokens if tokens < call.prompt else call.prompt - 1
+        arrival = Arrival(call.prompt, chunks[0] if chunks else call.own)
+        place = self._listed[self._balancer.choose(arrival, self._candidates)]
+        work = call.prompt - place.known.hit
+        for known in having:
+            known.hit = 0
+        self._hits.sent(place.known.name, chunks)
+        self._count(place, work, 1, work)
+        place.sent[number] = self._now, work
         place.got += 1
+        place.work += work
+        place.longest = max(place.longest, work)
         if place.alive:
             place.replica.add(number, call)
-            self._start(self._listed[position])
+            self._start(place)
         else:
             self._to_dead += 1
             self._late += self._now - place.died > 1.0
 
-    def _start(self, index: int) -> None:
-        replica = self._places[index].replica
-        seconds = replica.start()
+    def _start(self, place: _Place) -> None:
+        seconds = place.replica.start()
         if seconds is None:
             return
-        self._plan(self._now + seconds, "computed", index)
-        for running in replica.computing:
+        self._plan(self._now + seconds, "computed", place.index)
+        for running in place.replica.computing:
             self._cached += running.hit
             self._prompts += running.work.prompt
 
     def _computed(self, event: _Event) -> None:
         place = self._places[event.replica]
         for running, seconds in place.replica.computed():
-            self._change(place, waiting=place.sent[running.number][1])
+            self._count(place, -place.sent[running.number][1], 0, 0)
             self._first.setdefault(running.number, self._now - self._calls[running.number].time)
             self._plan(self._now + seconds, "finished", event.replica, running.number)
-        self._start(event.replica)
+        self._start(place)
 
-    def _change(self, place: _Place, waiting: int = 0, requests: int = 0) -> None:
-        """The front sees that a place has computed or answered something."""
-        position = self._position.get(place.name)
-        if position is not None:
-            was = self._candidates[position]
-            left = max(0, was.waiting - waiting), max(0, was.requests - requests)
-            self._candidates[position] = _with(was, *left)
+    def _count(self, place: _Place, waiting: int, requests: int, kv: int) -> None:
+        """The front has sent something to a place, or sees that it has computed or answered something."""
+        known = place.known
+        known.waiting = max(0, known.waiting + waiting)
+        known.requests = max(0, known.requests + requests)
+        known.kv_live = max(0, known.kv_live + kv)
 
     def _finished(self, event: _Event) -> None:
         place = self._places[event.replica]
         place.replica.finish(event.number)
-        self._change(place, requests=1)
-        took = self._now - place.sent.pop(event.number)[0]
+        sent, work = place.sent.pop(event.number)
+        self._count(place, 0, -1, -work)
+        took = self._now - sent
         place.latency = 0.9 * place.latency + 0.1 * took if place.latency else took
         self._done += 1
-        self._start(event.replica)
+        self._start(place)
 
     def _report(self, event: _Event) -> None:
         """Every live replica reports. The candidates are those that were heard lately."""
-        total = sum(self._window.values())
-        if total >= CROWD:
-            self._crowd = max(self._crowd, max(self._window.values()) / total)
-        self._window.clear()
-        before = dict(zip(self._listed, self._candidates, strict=True))
-        self._candidates, self._listed = [], []
+        self._look_for_herd()
         orphans: list[int] = []
-        for index, place in enumerate(self._places):
+        for place in self._places:
             if place.alive:
                 place.heard, place.listed = self._now, True
+                place.report()
             elif place.listed and self._now - place.heard >= SILENCE:
                 place.listed = False
-                self._hits.lost(place.name)
+                self._hits.lost(place.known.name)
                 orphans += place.sent
                 place.sent = {}
-            if place.listed:
-                self._candidates.append(_candidate(place) if place.alive else before[index])
-                self._listed.append(index)
-        self._position = {candidate.name: index for index, candidate in enumerate(self._candidates)}
+        self._listed = [place for place in self._places if place.listed]
+        self._candidates = [place.known for place in self._listed]
         for number in orphans:
             self._send(number)
         self._plan(self._now + REPORT, "report", 0)
+
+    def _look_for_herd(self) -> None:
+        """Notes the work of the window that ends, and begins the next one."""
+        if any(place.idle for place in self._places):
+            for place in self._places:
+                computes = place.replica.machine.prefill_rate * REPORT
+                self._herd = max(self._herd, (place.work - place.longest) / computes)
+        for place in self._places:
+            place.work = place.longest = 0
 
     def _death(self, event: _Event) -> None:
         place = self._places[event.replica]
@@ -232,25 +256,6 @@ class Simulation:
         place = self._places[event.replica]
         place.alive = True
         place.replica = Replica(place.replica.machine)
-
-
-def _candidate(place: _Place) -> Candidate:
-    """The report of a place."""
-    replica = place.replica
-    return Candidate(
-        name=place.name,
-        waiting=replica.waiting,
-        requests=replica.requests,
-        kv_live=replica.live,
-        kv_total=replica.machine.kv,
-        latency=place.latency,
-    )
-
-
-def _with(was: Candidate, waiting: int, requests: int, hit: int = 0) -> Candidate:
-    """`was` with other figures. dataclasses.replace takes three times as long, which is felt with 300 candidates."""
-    kv, total = was.kv_live, was.kv_total
-    return Candidate(was.name, waiting, requests, kv, total, hit, was.speed, was.latency)
 
 
 def simulate(trace: Trace, balancer: Balancer) -> Outcome:

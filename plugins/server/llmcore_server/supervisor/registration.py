@@ -1,4 +1,7 @@
-"""Tells the proxy of `--proxy_url` that this server is ready, and that it ends, in LMDeploy's protocol for nodes."""
+"""Tells the proxy of `--proxy_url` that this server is ready, and that it ends, in LMDeploy's protocol for nodes.
+
+A proxy that has started again may know no server. So a registered server asks now and then whether it is still known.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import orjson
 
@@ -19,7 +22,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE = 1.0
 """Seconds until the second attempt. Every further pause is twice as long, up to LONGEST_PAUSE."""
 
-LONGEST_PAUSE = 30.0
+LONGEST_PAUSE = 5.0
+"""Also the seconds between two questions whether the proxy still knows this server. A proxy that starts again gets no
+requests answered until its servers are back, so they look for it as often as it asks for their health."""
 
 REQUEST_SECONDS = 5.0
 """The time that the proxy has for each part of an answer."""
@@ -29,7 +34,8 @@ FAREWELL_SECONDS = 1.0
 
 UNSPECIFIED = ("0.0.0.0", "::", "")
 
-MOST_BYTES = 4096
+MOST_BYTES = 1 << 20
+"""LMDeploy's proxy answers with the status of all its nodes."""
 
 HYBRID = 1
 """LMDeploy's role of a server that both reads prompts and answers."""
@@ -61,31 +67,47 @@ class Registered:
 
     def _run(self, url: str, models: Sequence[str]) -> None:
         proxy = self._settings.proxy_url or ""
-        pause, told = FIRST_PAUSE, False
+        pause, told, mine = FIRST_PAUSE, False, None
         while not self._ends.is_set():
             try:
-                mine = self._settings.node_url or own_url(url, self._host, proxy)
-                self._post("/nodes/add", {"url": mine, "status": {"models": [*models], "role": HYBRID}})
+                if mine is None or not self._is_known(mine):
+                    mine = None
+                    found = self._settings.node_url or own_url(url, self._host, proxy)
+                    self._add(found, models)
+                    mine = found
+                    logger.info("registered at %s as %s", proxy, mine)
+                pause, told = FIRST_PAUSE, False
+                self._ends.wait(LONGEST_PAUSE)
             except (OSError, http.client.HTTPException) as error:
                 if not told:
                     logger.warning("cannot register at %s, and try again until it works: %s", proxy, error)
                 told = True
                 self._ends.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-                continue
-            logger.info("registered at %s as %s", proxy, mine)
-            self._ends.wait()
+        if mine is not None:
             self._deregister(mine)
         self._gone.set()
 
+    def _add(self, mine: str, models: Sequence[str]) -> None:
+        answer = self._ask("POST", "/nodes/add", {"url": mine, "status": {"models": [*models], "role": HYBRID}})
+        _check_success(answer)
+
+    def _is_known(self, mine: str) -> bool:
+        """True if the proxy lists this server, be it as removed. LMDeploy's proxy lists all, whatever is asked."""
+        answer = self._ask("GET", "/nodes/status?" + urlencode({"url": mine}))
+        try:
+            return mine in orjson.loads(answer)
+        except (orjson.JSONDecodeError, TypeError) as error:
+            raise http.client.HTTPException(f"no list of nodes: {_short(answer)}") from error
+
     def _deregister(self, mine: str) -> None:
         try:
-            self._post("/nodes/remove", {"url": mine})
+            _check_success(self._ask("POST", "/nodes/remove", {"url": mine}))
         except (OSError, http.client.HTTPException) as error:
             logger.warning("cannot deregister at %s: %s", self._settings.proxy_url, error)
 
-    def _post(self, path: str, body: dict[str, Any]) -> None:
-        """Raises OSError or HTTPException if the proxy does not do it."""
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """The body of the proxy's answer. Raises OSError or HTTPException if its status is not 200."""
         parts = urlsplit(self._settings.proxy_url or "")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=REQUEST_SECONDS)
@@ -93,14 +115,25 @@ class Registered:
         if self._settings.proxy_key is not None:
             headers["Authorization"] = f"Bearer {self._settings.proxy_key}"
         try:
-            connection.request("POST", parts.path.rstrip("/") + path, orjson.dumps(body), headers)
+            sent = None if body is None else orjson.dumps(body)
+            connection.request(method, parts.path.rstrip("/") + path, sent, headers)
             response = connection.getresponse()
             answer = response.read(MOST_BYTES)
         finally:
             connection.close()
-        # LMDeploy's proxy says that it failed with status 200 too.
-        if response.status != 200 or b"success" not in answer.lower():
-            raise http.client.HTTPException(f"{response.status} {answer.decode('utf-8', 'replace')[:500]}")
+        if response.status != 200:
+            raise http.client.HTTPException(f"{response.status} {_short(answer)}")
+        return answer
+
+
+def _check_success(answer: bytes) -> None:
+    """Raises HTTPException. LMDeploy's proxy says with status 200, too, that it failed."""
+    if b"success" not in answer.lower():
+        raise http.client.HTTPException(_short(answer))
+
+
+def _short(answer: bytes) -> str:
+    return answer.decode("utf-8", "replace")[:500]
 
 
 def own_url(url: str, host: str, proxy: str) -> str:

@@ -135,8 +135,11 @@ _INSTEAD: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         _BOTH: ("tensor_parallel_size",),
         _SGLANG: ("tp_size",),
     },
-    "leave it out: --tp is the only way to cut a model over devices": {
-        _BOTH: ("pipeline_parallel_size", "enable_expert_parallel", "disable_custom_all_reduce"),
+    "give --kernel comm.all_reduce=nccl, and the same for the other ops comm.*": {
+        _BOTH: ("disable_custom_all_reduce",),
+    },
+    "leave it out: a server runs on one host, whose devices --tp and --dp divide": {
+        _BOTH: ("pipeline_parallel_size", "enable_expert_parallel"),
         _VLLM: (
             "distributed_executor_backend",
             "data_parallel_backend",

@@ -399,7 +399,8 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
     chip = next((name for name in ("H200", "H100") if name in report["device"]), "H200")
     beside = json.loads(options.beside.read_text())["rows"] if options.beside else {}
     model = Path(options.model).name
-    name = " ".join([model, *sorted(modes)])
+    ranks = [f"tp={config.model.tp}"] if config.model.tp > 1 else []
+    name = " ".join([model, *ranks, *sorted(modes)])
     peers = PEERS.get(name, PEERS.get(model, {})).get(chip, {})
     print(f"\n{name} on {report['device']}, {machine()['cpu']}; peers on {chip}")
     print(", ".join(f"{name} {version}" for name, version in known.items()))

@@ -107,8 +107,8 @@ KERNEL_LIMIT = 1e-3
 
 STEP = 2.0**-8
 """A step between two numbers of bf16, relative to them. Kernels may also differ by as much as one step in each number
-of the embedded tokens changes the reference's own logits: where activations are rounded to codes, a step can become one
-of a code, which is some ten times as large."""
+of the embedded tokens changes the reference's own logits: where activations are rounded to codes, a step can become
+one of a code, which is some ten times as large."""
 
 KERNEL_MODES: Mapping[str, Sequence[str]] = {
     "file": ("", "triton_w4a16 g64", "ppl_w4a16 g32", "triton_w8a16", "triton_w8a8", "fp8w8a8"),

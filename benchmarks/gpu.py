@@ -401,7 +401,7 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
     model = Path(options.model).name
     ranks = [f"tp={config.model.tp}"] if config.model.tp > 1 else []
     name = " ".join([model, *ranks, *sorted(modes)])
-    peers = PEERS.get(name, PEERS.get(model, {})).get(chip, {})
+    peers = PEERS.get(name, {} if ranks else PEERS.get(model, {})).get(chip, {})
     print(f"\n{name} on {report['device']}, {machine()['cpu']}; peers on {chip}")
     print(", ".join(f"{name} {version}" for name, version in known.items()))
     for name, value in limits.items():

@@ -17,7 +17,8 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 BOTH_CORES := -n 2 --dist worksteal
 # Tests that wait for processes and sockets leave cores idle.
 WAITING := -n 4
-RANKS := $(addprefix tests/server/supervisor/,test_groups.py test_replicas.py test_tensor_parallel.py)
+RANKS := tests/devtools/bench/test_ranks.py \
+	$(addprefix tests/server/supervisor/,test_groups.py test_replicas.py test_tensor_parallel.py)
 # Tests of servers and of processes that wait for each other. Those of a file share servers, and ranks.
 SERVERS := tests/server tests/route tests/hub tests/families/test_two_ranks.py
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
@@ -63,7 +64,7 @@ single-core: setup
 	@$(MAKE) --no-print-directory -j 2 type test-docs test-wheels
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/faults --ignore=tests/test_docs.py $(addprefix --ignore=,$(SERVERS))
+	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/faults --ignore=tests/test_docs.py $(addprefix --ignore=,$(SERVERS) $(RANKS))
 
 # With every plan encoded and decoded between scheduler and runner, as if they were in two processes.
 test-engine: setup

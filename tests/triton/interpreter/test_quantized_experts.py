@@ -79,6 +79,20 @@ def test_samples_of_fused(module: Any, shape: dict[str, Any]) -> None:
         check(module, fused.make(where), where, tokens, packs=dtype == "f16")
 
 
+@pytest.mark.parametrize("group", [48, 96])
+def test_groups_that_are_no_power_of_two(group: int) -> None:
+    """Of a block's parts one or two at a time share a scale."""
+    scheme = Scheme(codes="u4", group=group, zeros=True)
+    shape = {"experts": 3, "top_k": 2, "size": 192, "inner": 96, **moe_experts_w4a16.told(scheme)}
+    for op, module, made, bucket in (
+        ("moe.experts.w4a16", moe_experts_w4a16, experts.make, 1),
+        ("moe.fused.w4a16", moe_fused_w4a16, fused.make, 0),
+    ):
+        where = context(op, "f16", bucket, **shape)
+        assert why_not(SPECS[op], where) is None
+        check(module, made(where), where, 1)
+
+
 def test_long_tiles() -> None:
     """So many pairs for each expert that some tiles of the last bucket are full."""
     scheme = Scheme(codes="u4", group=32, zeros=True)

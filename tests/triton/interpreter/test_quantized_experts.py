@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import drawing
 from llmcore.registry.resolve import why_not
@@ -94,6 +95,25 @@ def test_one_token_in_several_steps(codes: str, group: int, scale: str, zeros: b
     for together, ahead in ((2, 1), (4, 2)):
         config = {"gate_up": [8, together, 1], "down": [16, together, 1], "ahead": ahead}
         check(module, fused.make_with(where, config), where, 1)
+
+
+@pytest.mark.parametrize(("codes", "zeros"), [("u4", True), ("i8", True), ("e4m3", False)])
+def test_one_token_in_bf16(codes: str, zeros: bool) -> None:
+    """Its zeros have bits of their own. The interpreter has no product of bf16, so the router's choice is given."""
+    module = moe_fused_w4a16 if codes == "u4" else moe_fused_w8a16
+    scheme = Scheme(codes=codes, group=32, scale="f16", zeros=zeros)  # type: ignore[arg-type]
+    where = context(f"moe.fused.{module.__name__[-5:]}", "bf16", 0, **ONE, **moe_experts_w4a16.told(scheme))
+    with drawing(5, CPU, 1):
+        x, _, _, gate_up, down, *_ = next(iter(module.samples(where)))
+    one = fused.OneToken(where, {"gate_up": [8, 4, 1], "down": [16, 4, 1], "ahead": 2})
+    shares, chosen = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[4, 0, 2]], dtype=torch.int32)
+    packed = experts.Packed(where)
+    found = one(x, shares, chosen, packed.words(gate_up), packed.words(down), None, None)
+    both, last = (moe_experts_w4a16.plain(stack, torch.float32)[chosen[0]] for stack in (gate_up, down))
+    gate, up = (x.float() @ both.mT).chunk(2, -1)
+    middle = (F.silu(gate) * up).to(x.dtype).float()
+    expected = (shares[0, :, None, None] * (middle @ last.mT)).sum(0)
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=1e-2 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("size", [84, 70])

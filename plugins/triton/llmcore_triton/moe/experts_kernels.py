@@ -98,10 +98,11 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 @triton.constexpr_function
-def _together(codes: str, block: int, group: int) -> int:
+def together(codes: str, block: int, group: int) -> int:
     """The parts of a block of inputs that share a scale, and are multiplied together."""
     whole = int(parts(codes))
-    return min(whole, group * whole // block) if group else whole
+    either = group * whole // block | whole
+    return either & -either  # the greatest common divisor, because `whole` is a power of two
 
 
 @triton.jit
@@ -110,7 +111,7 @@ def _marks_of(  # type: ignore[no-untyped-def]
 ):
     """Returns the marks of rows `line` [N] of one expert for each group of block k of the inputs. Behind the last
     block they are the last ones. Without groups they are 0."""
-    TURNS: tl.constexpr = parts(CODES) // _together(CODES, BLOCK_K, GROUP)
+    TURNS: tl.constexpr = parts(CODES) // together(CODES, BLOCK_K, GROUP)
     found = ()
     for turn in tl.static_range(TURNS):
         mark = 0
@@ -179,7 +180,7 @@ def _coded_tile(  # type: ignore[no-untyped-def]
     scale; 0: all of a row."""
     PARTS: tl.constexpr = parts(CODES)
     WORDS: tl.constexpr = BLOCK_K // PARTS
-    COUNT: tl.constexpr = _together(CODES, BLOCK_K, GROUP)
+    COUNT: tl.constexpr = together(CODES, BLOCK_K, GROUP)
     WIDTH: tl.constexpr = outputs_of(BLOCK_N, GATED, CODES)
     ks = tl.arange(0, COUNT * WORDS)
     from_x = x + rows.to(tl.int64)[:, None] * x_stride + ks[None, :]

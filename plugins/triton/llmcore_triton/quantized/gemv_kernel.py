@@ -97,8 +97,8 @@ def _added(acc, w, xs, by_w, by_x, GROUP: tl.constexpr):  # type: ignore[no-unty
     if acc.dtype == tl.int32:
         acc = _dot(w, xs[None, :, :], acc)
     else:
-        w0, w1, w2, w3 = _numbers(w)
-        a, b, c, d = _numbers(xs)
+        w0, w1, w2, w3 = floats(w)
+        a, b, c, d = floats(xs)
         if GROUP == 0:
             acc += w0 * a[None, :, :]
             acc += w1 * b[None, :, :]
@@ -122,7 +122,7 @@ def _dot(w, x, acc):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _numbers(quads):  # type: ignore[no-untyped-def]
+def floats(quads):  # type: ignore[no-untyped-def]
     """Returns the four numbers of each quad of float8 as f32."""
     if _ASM:
         KINDS: tl.constexpr = (tl.float32, tl.float32, tl.float32, tl.float32)

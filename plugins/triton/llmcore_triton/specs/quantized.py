@@ -320,7 +320,7 @@ def expert_kernels() -> Iterable[KernelSpec]:
             when=replace(GPU, buckets=frozenset({0, 1})),
             refuses=_no_experts,
             cost=COST,
-            summary="four launches for up to 16 tokens, nothing sorted",
+            summary="three launches for one token, four for up to 16, nothing sorted",
         )
 
 

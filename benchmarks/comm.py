@@ -2,11 +2,16 @@
 
     python benchmarks/comm.py [--ranks 2] [--hidden 4096] [--vocab 128256] [--calls 10000]
 
-Rows are counts of tokens. Columns are kernels: the sum over the ranks of [tokens, hidden], that sum together with the
-residual and the norm that follow it (`+ norm`; for NCCL these are two launches), and the gather of [tokens, vocabulary
-/ ranks]. Each kernel is first compared with the sum in f32 in rank order. Then `--calls` sums with residual and norm,
-of changing sizes and each from the results of those before, must leave the same bits on all ranks. The script starts a
-process for each rank. Exit code 1 if a comparison fails.
+Rows are counts of tokens. Columns are kernels:
+
+- nccl, one_shot: the sum over the ranks of [tokens, hidden]
+- `+ norm`: the sum together with the residual and the norm that follow it; NCCL leaves these to a second launch
+- gather: the gather of [tokens, vocabulary / ranks]
+- exchange: the gather of two numbers per token
+
+Each kernel is first compared with the sum in f32 in rank order. Then the script makes `--calls` sums with residual and
+norm, of changing sizes, each from the results of those before. They must leave the same bits on all ranks. The script
+starts a process for each rank. Exit code 1 if a comparison fails.
 """
 
 from __future__ import annotations

@@ -3,10 +3,13 @@
     python benchmarks/rank_faults.py [--model benchmarks/configs/llama-3.1-8b] [--tp 2] [--set NAME=VALUE ...]
 
 The server is real, with random weights and `--health_monitor`. Eight clients stream long greedy answers. When all have
-had 100 tokens, which takes captured steps, rank 1 gets SIGKILL; the second time SIGSTOP. A line has the seconds from
-the signal until the last stream has ended, until `/readiness` was 503, and until it was 200 again, the message that
-clients got, and whether a greedy answer is the one from before, so that the device is usable. Exit code 1 if a client
-hangs for more than a minute, or an answer differs.
+had 100 tokens, which takes captured steps, rank 1 gets SIGKILL; the second time SIGSTOP. Each line has:
+
+- the seconds from the signal until the last stream has ended, until `/readiness` was 503, and until it was 200 again
+- the message that clients got
+- whether a greedy answer is the one from before, so that the device is usable
+
+Exit code 1 if a client hangs for more than a minute, or an answer differs.
 """
 
 from __future__ import annotations

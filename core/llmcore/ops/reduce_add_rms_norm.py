@@ -39,6 +39,6 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """That of add_rms_norm, and a read of the rows of every other rank."""
+    """The cost of add_rms_norm, and a read of the rows of every other rank."""
     (moved, work), ranks = add_rms_norm.cost(shape), size(shape, "ranks")
     return moved + comm.moved(shape, ranks - 1), work

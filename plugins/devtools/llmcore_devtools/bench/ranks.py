@@ -33,7 +33,7 @@ def led(config: Config) -> Iterator[Led | None]:
                     name=f"rank-{rank}",
                     parent=os.getpid(),
                     log=f"{folder}/rank-{rank}.log",
-                    control=f"ipc://{folder}/control",  # nobody watches
+                    control=f"ipc://{folder}/control",  # without a supervisor behind it
                     config=config,
                     rank=rank,
                     device=rank,

@@ -16,8 +16,8 @@ SLOT = 64 << 20
 """Bytes of one call's rows that a rank can receive from all others together. Larger calls are cut into pieces."""
 
 SLOTS = 2
-"""Calls take turns with the slots. No rank begins call n + 2 before every rank has done with the slot of call n: it
-waits in call n + 1 for rows that the others send after call n."""
+"""Calls take turns with the slots. No rank begins call n + 2 before every rank has done with the slot of call n. In
+call n + 1 it waits for rows, and the others send these after their call n."""
 
 _WIDTHS = 2
 """Elements of 2 and of 4 bytes have slots of their own."""

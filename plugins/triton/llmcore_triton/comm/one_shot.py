@@ -1,8 +1,8 @@
 """Sums and gathers over the GPUs of a host, in one launch: each rank writes its rows into the memory of all others.
 
-The ranks need no barrier. A receiver looks at its own memory until no element is EMPTY (see `shared`), takes the rows, and
-makes their places EMPTY again. So a call takes one trip over the link. At two ranks the bytes are the fewest that a
-sum can move; with more ranks, kernel nccl moves fewer for many tokens. Sums are made in f32 in rank order, so all
+The ranks need no barrier. A receiver looks at its own memory until no element is EMPTY (see `shared`), takes the rows,
+and makes their places EMPTY again. So a call takes one trip over the link. At two ranks the bytes are the fewest that
+a sum can move; with more ranks, kernel nccl moves fewer for many tokens. Sums are made in f32 in rank order, so all
 ranks have the same bits in every batch.
 """
 

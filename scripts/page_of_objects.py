@@ -71,7 +71,7 @@ TASKS = (
         "Any plugin",
         "Settings, errors and facts that every kind of plugin may use ([how to write one](../authors.md)).",
         (
-            ("Settings", "llmcore.api", "option options_of Config without_effect child_environment PluginInfo"),
+            ("Settings", "llmcore.api", "option options_of Config without_effect child_environment preset PluginInfo"),
             ("Errors", "llmcore.api", "LlmcoreError ConfigError RequestError PluginError ResolveError words_of"),
             ("Foreign programs", "llmcore.api.child_pool", "ChildPool Limits ChildEnded NoChild serve"),
         ),
@@ -91,6 +91,7 @@ TASKS = (
                 "llmcore.ops.attention",
                 "rows",
             ),
+            ("Ops over several ranks", "llmcore.layers", "Peers over"),
             ("Devices", "llmcore.api", "Device Graph"),
         ),
     ),
@@ -113,8 +114,8 @@ TASKS = (
                 "dense_weights scoring_weights expert_names expert_elements",
             ),
             ("Building", "llmcore.layers", "Build Mesh tensor_parallel Layer Decoder spec_of shape_of"),
-            ("Embeddings and heads", "llmcore.layers", "Embedding ScaledEmbedding LMHead CappedHead"),
-            ("Linears", "llmcore.layers", "Linear QKVLinear PairedQKV apart MergedLinear"),
+            ("Embeddings and heads", "llmcore.layers", "Embedding ScaledEmbedding LMHead CappedHead held_tokens"),
+            ("Linears", "llmcore.layers", "Linear QKVLinear PairedQKV apart MergedLinear Partial"),
             ("Feed-forward parts", "llmcore.layers", "MLP GatedMLP MoE Dispatched"),
             (
                 "Attention",

@@ -130,7 +130,7 @@ def generate(peers: Any, path: str, prompts: Sequence[Sequence[int]], new: int, 
 def own_logits(peers: Any, path: str, prompt: Sequence[int]) -> Any:
     """The largest own logit of each rank and the width of its part, beside the greedy token of all logits."""
     import torch
-    from llmcore.layers.embedding import held
+    from llmcore.layers import held_tokens
     from llmcore.layers.mesh import tensor_parallel
     from llmcore_devtools.loaded_model import LoadedModel, Row
 
@@ -139,7 +139,7 @@ def own_logits(peers: Any, path: str, prompt: Sequence[int]) -> Any:
     with torch.inference_mode():
         states = model.model(step)
         own, logits = model.model.own_logits(*states)[0], model.model.logits(*states)[0]
-    first, number = held(model.model.lm_head.build, len(logits))
+    first, number = held_tokens(model.model.lm_head.build, len(logits))
     return {
         "first": first,
         "width": len(own),

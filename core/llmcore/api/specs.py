@@ -69,7 +69,7 @@ class OpContext:
     """For attention, the `gather` of the group's llmcore.layers.Layout, through which any layout can be read. None if
     keys and values are stored as in the layout `token`."""
     peers: Any = field(default=None, compare=False, repr=False)
-    """For an op over several ranks, the llmcore.ops.comm.Peers of its mesh group; None if the ranks are not joined."""
+    """For an op over several ranks, the llmcore.layers.Peers of its mesh group; None if the ranks are not joined."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ class Model(Protocol):
         """[S, vocabulary] of any float type, of S tokens' hidden states."""
 
     def own_logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The part of `logits` that `layers.embedding.held` gives this rank. A model on one rank needs no such
+        """The part of `logits` that `layers.held_tokens` gives this rank. A model on one rank needs no such
         method."""
 
     def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from llmcore.layers.build import Build
-from llmcore.layers.embedding import VOCABULARY, held
+from llmcore.layers.embedding import VOCABULARY, held_tokens
 from llmcore.ops import Op
 from llmcore.ops.sample import VARIANTS, Sampled, Sampler, SampleRows
 
@@ -51,7 +51,7 @@ def own_samplers(build: Build) -> Mapping[str, tuple[Sampler, ...]]:
     if exchanges is None:
         return {}
     vocabulary = build.config.vocab_size
-    ranks, first = build.mesh.size(VOCABULARY.group), held(build, vocabulary)[0]
+    ranks, first = build.mesh.size(VOCABULARY.group), held_tokens(build, vocabulary)[0]
     best, part, pick = (build.op(f"sample.{name}", vocab=vocabulary, ranks=ranks) for name in ("best", "part", "pick"))
     drawing = ((None,) * len(part), part)
     return {

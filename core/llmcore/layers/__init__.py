@@ -23,7 +23,7 @@ from llmcore.layers.dense import (
     scoring_weights,
     windowed_groups,
 )
-from llmcore.layers.embedding import CappedHead, Embedding, LMHead, ScaledEmbedding
+from llmcore.layers.embedding import CappedHead, Embedding, LMHead, ScaledEmbedding, held_tokens
 from llmcore.layers.layer import Layer
 from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, PairedQKV, QKVLinear, apart
@@ -96,6 +96,7 @@ __all__ = [
     "expert_elements",
     "expert_names",
     "fill_normal",
+    "held_tokens",
     "over",
     "packed",
     "packing",

@@ -21,7 +21,7 @@ GATHERED = 1 << 26
 """The most logits that are gathered at a time, so that their copies stay small."""
 
 
-def held(build: Build, vocab: int) -> tuple[int, int]:
+def held_tokens(build: Build, vocab: int) -> tuple[int, int]:
     """(first, number) of the tokens of a vocabulary for which this rank computes logits. The last ranks may have none.
 
     All shares of the head have one size. Rows of a share beyond the number are padding.
@@ -72,7 +72,7 @@ class LMHead(Linear):
         ranks = build.mesh.size(VOCABULARY.group)
         super().__init__(build, size, vocab, weight=weight, shard=VOCABULARY if ranks > 1 else None)
         self.vocab = vocab
-        self._held = held(build, vocab)[1]
+        self._held = held_tokens(build, vocab)[1]
         self._gather = build.comm("all_gather", VOCABULARY.group, self.shape.outputs)
         if ranks > 1:
             self.shape = replace(self.shape, whole=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 import torch
-from llmcore.layers import Build, Hidden, Step
+from llmcore.layers import Build, Hidden, Step, held_tokens
 from torch import Tensor, nn
 
 from llmcore_devtools.fake_files import ANSWERS, GROUP, MODULUS, FakeConfig, mix
@@ -32,6 +32,7 @@ class FakeModel(nn.Module):
         self.attention_kernels = build.attention_kernels
         self.salt = build.empty(1)
         self._layout = build.layout(GROUP)
+        self._first, self._number = held_tokens(build, config.vocab_size)
         self._faults = StepFaults(config.faults, answers=ANSWERS) if config.faults else None
 
     def forward(self, step: Step, hidden: Tensor | None = None, residual: Tensor | None = None) -> Hidden:
@@ -67,6 +68,10 @@ class FakeModel(nn.Module):
         if self._faults is not None:
             self._faults.scores(scores, hidden)
         return scores.masked_fill(hidden.isnan().any(1, keepdim=True), torch.nan)
+
+    def own_logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The columns of `logits` [S, N] of this rank's part of the vocabulary."""
+        return self.logits(hidden, residual).narrow(1, self._first, self._number)
 
     def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """`hidden`: the fake model does not normalize."""

@@ -20,7 +20,7 @@ from llmcore.config import Config
 from llmcore.engine.own_draw import OWN_VARIANTS, OwnSampler, own_samplers
 from llmcore.engine.sampler import variant_of
 from llmcore.layers import Build
-from llmcore.layers.embedding import held
+from llmcore.layers.embedding import held_tokens
 from llmcore.layers.mesh import Mesh, tensor_parallel
 from llmcore.ops.sample import VARIANTS, Sampled, SampleRows, plain_rows
 from llmcore.registry.loader import build_registry
@@ -72,7 +72,7 @@ def drawn(variant: str, logits: Tensor, rows: SampleRows, ranks: int, kernel: st
         where = build(vocabulary, tensor_parallel(rank, ranks), kernel)
         sampler: Any = own_samplers(where)[variant][1]
         assert isinstance(sampler, OwnSampler)
-        first, number = held(where, vocabulary)
+        first, number = held_tokens(where, vocabulary)
         return replace(sampler, exchange=meeting.of(rank))(logits[:, first : first + number], rows)
 
     with ThreadPoolExecutor(ranks) as pool:
@@ -193,7 +193,7 @@ def test_one_rank_has_no_such_draw() -> None:
 def test_parts_of_a_vocabulary_cover_it_once() -> None:
     for vocab in (1, 128, 131, 700, 128256):
         for ranks in (1, 2, 3, 8):
-            cuts = [held(build(vocab, tensor_parallel(rank, ranks), "torch"), vocab) for rank in range(ranks)]
+            cuts = [held_tokens(build(vocab, tensor_parallel(rank, ranks), "torch"), vocab) for rank in range(ranks)]
             assert [first for first, _ in cuts] == [sum(n for _, n in cuts[:rank]) for rank in range(ranks)]
             assert sum(number for _, number in cuts) == vocab
             assert all(first % 128 == 0 for first, number in cuts if number)

@@ -432,7 +432,7 @@ def test_a_failing_engine_s_requests_move_before_its_end(two: Two) -> None:
     two.submit(1)
     dead = two.place(1)
     two.engine.outlets[dead].send(events((1, 0, [5], RUNNING)))
-    until(lambda: two.tokens(1) == [5])  # one that comes together with the error is computed again
+    until(lambda: two.tokens(1) == [5])
     two.engine.outlets[dead].send(events((1, 0, [], Finish.ERROR), error={0: ("engine_failed", "the device")}))
     (onward,) = two.bodies(1 - dead, 1)
     assert isinstance(onward, Submit) and onward.produced == (5,)
@@ -442,6 +442,18 @@ def test_a_failing_engine_s_requests_move_before_its_end(two: Two) -> None:
         assert two.place(number) == 1 - dead, "it gets nothing more"
     two.engine.outlets[1 - dead].send(events((1, 0, [6], STOP)))
     until(lambda: two.tokens(1) == [5, 6])
+
+
+@several
+def test_tokens_that_come_together_with_the_error_are_computed_again(two: Two) -> None:
+    two.submit(1)
+    dead = two.place(1)
+    two.engine.outlets[dead].send(events((1, 0, [5], Finish.ERROR), error={0: ("engine_failed", "the device")}))
+    (onward,) = two.bodies(1 - dead, 1)
+    assert isinstance(onward, Submit) and onward.produced == (), "the client has not got it"
+    two.engine.outlets[1 - dead].send(events((1, 0, [6], STOP)))
+    until(lambda: two.heard[1])
+    assert two.tokens(1) == [6]
 
 
 @several

@@ -61,7 +61,8 @@ def type_of(error: str) -> str:
 def test_what_a_child_said_last_is_there_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, words: LastWords | None
 ) -> None:
-    with ended(tmp_path, monkeypatch, error) as child:
+    with ended(tmp_path, monkeypatch, error) as child, ended(tmp_path, monkeypatch, error) as later:
         assert child.last_words == words
+        assert 0 < child.spoke < later.spoke if words is not None else child.spoke == 0
     if words is not None:
         assert type_of(error) in (tmp_path / "log").read_text().splitlines()[-1]

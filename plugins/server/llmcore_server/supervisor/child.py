@@ -108,6 +108,11 @@ class Child:
             return None
 
     @property
+    def spoke(self) -> int:
+        """The time at which it left its last words, in nanoseconds; 0 if it left none."""
+        return os.fstat(self._papers).st_mtime_ns if self.last_words is not None else 0
+
+    @property
     def ending(self) -> str:
         """The way it ended, for people."""
         if self.alive:

@@ -97,10 +97,14 @@ class Engine:
 
     @property
     def broken(self) -> Child | None:
-        """A rank of a group of several that has failed."""
+        """The rank of a group of several that failed first.
+
+        A rank that waits for one that has ended fails too, with words about a lost connection. One that ended without
+        words did not wait.
+        """
         if self._group is None:
             return None
-        return next((rank for rank in self.ranks if rank.failed), None)
+        return min((rank for rank in self.ranks if rank.failed), key=lambda rank: rank.spoke, default=None)
 
     def place(self, rank: Child) -> str:
         """A rank of a group of several, for people, with what it did when it was last heard."""

@@ -14,7 +14,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.models import KVGroupSpec, ModelConfig
 from llmcore.api.protocols import AttnLimits, AttnRows
 from llmcore.api.specs import DeviceInfo, bucket_of
-from llmcore.layers import Build, KVStep, Mesh, Rope, RopeConfig, Step, create_linears
+from llmcore.layers import Build, KVStep, Mesh, Partial, Rope, RopeConfig, Step, create_linears
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import finish, load_weights
@@ -121,7 +121,8 @@ class Session:
         """`x` [tokens, hidden] of each request; the outputs of each row."""
         step, _ = self.step(rows, n_decode, mixed)
         now = torch.cat([given[row.start : row.start + row.count] for given, row in zip(x, rows, strict=False)])
-        return self.layer(now, step).split([row.count for row in rows])
+        y = self.layer(now, step)
+        return (y.sum(step) if isinstance(y, Partial) else y).split([row.count for row in rows])
 
 
 def plain(layer: MLA, x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -95,8 +96,11 @@ def run(kind: type[L], work: Callable[[L, zmq.Context[zmq.Socket[bytes]]], None]
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without the interpreter's end, in which a library may wait for ever: the communicators of ranks
-    wait for captured steps that still refer to them."""
+    """End this process once its exit handlers have run, without the interpreter's own end.
+
+    There a library may wait for ever: the communicators of ranks wait for captured steps that still refer to them.
+    """
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

@@ -31,11 +31,11 @@ def test_what_others_sent_is_what_it_tells_without_what_was_sent_from_here() -> 
     place.told(4, 250, (30, 90))
     found = place.candidate("a", 64, 2.0)
     assert (found.name, found.hit, found.speed) == ("a", 64, 2.0)
-    assert (found.requests, found.waiting, found.kv_live, found.kv_total) == (4, 250, 30, 90)
+    assert (found.requests, found.waiting, found.kv_live, found.kv_total) == (4, 250, 100, 90)
     Stay(place, 50, LOCK)
     assert (place.candidate("a", 0).requests, place.candidate("a", 0).waiting) == (5, 300)
     place.told(0, 0, (0, 90))
-    assert place.others == (0, 0), "it has not heard of them yet"
+    assert place.others == (0, 0, 0), "it has not heard of them yet"
 
 
 def test_requests_that_begin_alike_have_one_key() -> None:

@@ -62,7 +62,8 @@ def test_experts_of_one_token(
     shape = {"experts": 2, "top_k": 2, "scoring": "softmax", "size": 2048, "inner": 768, **told}
     op = "moe.fused.w4a16" if codes == "u4" else "moe.fused.w8a16"
     context = OpContext(op=op, dtype=dtype, bucket=0, shape=shape, device=HOPPER)
-    module, made = importlib.import_module(REGISTRY.find(OpSpec, op).module), fused.make(context)
+    module = importlib.import_module(REGISTRY.find(OpSpec, op).module)
+    made = fused.make_with(context, fused.default(context))
     made(*as_packed(made, module, context, next(iter(module.samples(context)))))
     found = {kernel.metadata.name: instructions(kernel, tmp_path) for kernel in compiled}
     for name in ("gate_up_of_token", "down_of_token"):

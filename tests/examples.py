@@ -6,5 +6,5 @@ from hypothesis import settings
 
 
 def examples(count: int) -> settings:
-    """`count` examples, and a fifth of them for each mutant of scripts/mutants.sh: most wrong changes fail early."""
-    return settings(max_examples=count // 5 if settings.get_current_profile_name() == "mutants" else count)
+    """`count` examples, and a third of them for each mutant of scripts/mutants.sh: most wrong changes fail early."""
+    return settings(max_examples=count // 3 if settings.get_current_profile_name() == "mutants" else count)

@@ -99,7 +99,7 @@ def test_it_is_never_overruled(bench: MakeBench, caplog: pytest.LogCaptureFixtur
     assert not caplog.records and len(engine.events) == 200
 
 
-@examples(40)
+@examples(25)
 @given(
     seed=st.integers(0, 10_000),
     slots=st.sampled_from([96, 192]),

@@ -51,13 +51,13 @@ ESTIMATORS: dict[str, Callable[[SchedulerLimits], Any]] = {
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@examples(25)
+@examples(15)
 @given(scenario=scenarios())
 def test_every_request_is_answered_as_if_alone(estimator: str, scenario: Scenario) -> None:
     simulate(FCFS, scenario, estimator=ESTIMATORS[estimator])
 
 
-@examples(30)
+@examples(18)
 @given(scenario=scenarios(most_choices=1), factor=st.sampled_from([1, 2]))
 def test_with_the_least_memory_everything_still_ends(scenario: Scenario, factor: int) -> None:
     size = scenario.longest_prompt + scenario.longest_answer
@@ -65,13 +65,13 @@ def test_with_the_least_memory_everything_still_ends(scenario: Scenario, factor:
     simulate(FCFS, Scenario(**tight), estimator=Capped)
 
 
-@examples(30)
+@examples(18)
 @given(scenario=scenarios(aborts=0.03, finishes=0.05))
 def test_clients_that_leave_take_nothing_with_them(scenario: Scenario) -> None:
     simulate(FCFS, scenario)
 
 
-@examples(40)
+@examples(25)
 @given(scenario=scenarios(cursed=0.1, poisoned=0.2, aborts=0.01))
 def test_a_failure_ends_only_its_own_request(scenario: Scenario) -> None:
     simulate(FCFS, scenario)
@@ -91,7 +91,7 @@ OTHERS: list[dict[str, float]] = [
 ]
 
 
-@examples(60)
+@examples(30)
 @given(
     scenario=scenarios(requests=6),
     ahead=st.sampled_from([0, 1, 2]),
@@ -107,7 +107,7 @@ def test_steps_that_fail_at_any_time_end_nobody_who_does_not_fail_again(
     simulate(FCFS, Scenario(**{**scenario.__dict__, **changed}), estimator=Capped)
 
 
-@examples(25)
+@examples(15)
 @given(scenario=scenarios(vocab=50, requests=5), crowd=st.sampled_from([1, 2]))
 def test_where_only_small_steps_succeed_everyone_is_answered(scenario: Scenario, crowd: int) -> None:
     """As where memory runs out in every step of more rows than that."""
@@ -199,19 +199,19 @@ def test_it_finds_a_cache_that_keeps_what_it_should_drop() -> None:
         simulate(FCFS, Scenario(requests=10, slots=128), manager=Hoarder)
 
 
-@examples(30)
+@examples(18)
 @given(scenario=scenarios(searches=0.5, vocab=50, longest_answer=8, requests=6))
 def test_searches_find_what_they_would_have_found_alone(scenario: Scenario) -> None:
     simulate(FCFS, scenario)
 
 
-@examples(30)
+@examples(18)
 @given(scenario=scenarios(searches=1.0, vocab=50, longest_answer=8, requests=6, cursed=0.1, poisoned=0.2, aborts=0.02))
 def test_searches_fail_and_leave_alone(scenario: Scenario) -> None:
     simulate(FCFS, scenario, estimator=Capped)
 
 
-@examples(25)
+@examples(15)
 @given(
     scenario=scenarios(searches=0.7, vocab=50, longest_answer=8, requests=6, failures=0.05),
     factor=st.sampled_from([3, 4]),
@@ -241,7 +241,7 @@ DRAFTED: list[dict[str, float]] = [
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@examples(60)
+@examples(30)
 @given(
     scenario=scenarios(requests=8, longest_answer=24, vocab=50),
     drafts=st.sampled_from([1, 2, 4]),
@@ -276,7 +276,7 @@ LOADED: list[dict[str, float]] = [
 ]
 
 
-@examples(100)
+@examples(30)
 @given(
     scenario=scenarios(requests=8, vocab=50),
     estimator=st.sampled_from(sorted(ESTIMATORS)),
@@ -300,7 +300,7 @@ CONTINUED: list[dict[str, float]] = [
 ]
 
 
-@examples(60)
+@examples(30)
 @given(
     scenario=scenarios(requests=8, continued=0.7),
     estimator=st.sampled_from(sorted(ESTIMATORS)),

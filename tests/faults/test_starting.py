@@ -85,7 +85,7 @@ def with_endless_template(model: Path, canary: Path) -> None:
 def test_hostile_model_directories_end_the_start(
     tmp_path: Path, attack: Callable[[Path, Path], None], why: str
 ) -> None:
-    """Also where Python drops its asserts, for the attack that gets furthest: every module is compiled anew for that."""
+    """The attack that gets furthest also runs where Python drops its asserts. There every module is compiled anew."""
     model, canary = write_fake_model(tmp_path / "fake"), tmp_path / "canary"
     attack(model, canary)
     command = [sys.executable, "-m", "llmcore.cli", "serve", str(model), "--port", "0"]

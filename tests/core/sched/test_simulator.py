@@ -276,7 +276,7 @@ LOADED: list[dict[str, float]] = [
 ]
 
 
-@examples(30)
+@examples(60)
 @given(
     scenario=scenarios(requests=8, vocab=50),
     estimator=st.sampled_from(sorted(ESTIMATORS)),

@@ -135,7 +135,7 @@ _INSTEAD: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         _BOTH: ("tensor_parallel_size",),
         _SGLANG: ("tp_size",),
     },
-    "give --kernel comm.all_reduce=nccl, and the same for the other ops comm.*": {
+    "give --kernel reduce_add_rms_norm=torch --kernel comm.all_reduce=nccl": {
         _BOTH: ("disable_custom_all_reduce",),
     },
     "leave it out: a server runs on one host, whose devices --tp and --dp divide": {

@@ -110,7 +110,7 @@ def over(context: OpContext, make: Callable[[Peers], Op], alone: Op) -> Op:
 def _apart(context: OpContext, x: torch.Tensor) -> torch.Tensor:
     raise ConfigError(
         f"{context.op} over {context.shape['ranks']} ranks of {context.shape['group']} needs their connection; "
-        "whoever starts the ranks gives it to llmcore.layers.Mesh(peers=...)"
+        "the program that starts the ranks gives it to llmcore.layers.Mesh(peers=...)"
     )
 
 

@@ -54,7 +54,7 @@ class Cut:
         return tuple(shape)
 
     def filled(self, into: torch.Tensor) -> torch.Tensor:
-        """What is filled of `into`. The rest of it is padding, and becomes zeros."""
+        """The part of `into` that is filled. The rest of it is padding, and becomes zeros."""
         if not into.dim() or self.length == into.shape[self.dim]:
             return into
         into.narrow(self.dim, self.length, into.shape[self.dim] - self.length).zero_()
@@ -72,7 +72,7 @@ class Piece:
     rows: tuple[int, int] | None
     """(first row, number of rows) of the checkpoint tensor; None: all of it."""
     cut: Cut
-    """What of these rows belongs to this rank."""
+    """The part of these rows that belongs to this rank."""
 
 
 class Fit:

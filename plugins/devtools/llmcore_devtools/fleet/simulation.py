@@ -48,7 +48,7 @@ class Outcome:
     herd: float
     """The most work that one replica got between two reports while another had nothing to do, beside what a replica of
     usual speed computes in that time. Work is prompt tokens that are not cached; the longest prompt does not count,
-    because one call is no herd."""
+    because one call is not a herd."""
     busiest: float
     """The largest share of all calls that one replica got, times the number of replicas."""
     to_dead: int
@@ -79,7 +79,7 @@ class _Place:
         self.index = index
         self.replica = replica
         self.known = Candidate(f"replica-{index}", kv_total=replica.machine.kv)
-        """What it reported last, and what the front has sent and seen since."""
+        """Its last report, and the calls that the front has sent and seen since."""
         self.life = 0
         self.alive = True
         self.died = 0.0
@@ -114,7 +114,7 @@ class Simulation:
         self._places = [_Place(index, Replica(machine)) for index, machine in enumerate(self._machines)]
         self._listed: list[_Place] = []
         self._candidates: list[Candidate] = []
-        """What the front knows of each listed place."""
+        """The knowledge of the front about each listed place."""
         self._named = {place.known.name: place.known for place in self._places}
         self._hits = Hits(sum(machine.kv for machine in self._machines) // CHUNK)
         self._events: list[_Event] = []

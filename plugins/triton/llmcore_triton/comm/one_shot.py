@@ -26,7 +26,7 @@ from llmcore_triton.rows import power, size
 
 PATIENCE = 20_000_000_000
 """Nanoseconds that a program waits for rows. Then it ends the process's work on the GPU with an error (trap): the rank
-fails, and the supervisor names the rank that sent nothing."""
+fails, and with it its group."""
 
 PIECE = 4096
 """Most columns of a program that gathers."""

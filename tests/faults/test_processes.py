@@ -174,9 +174,8 @@ def test_beside_a_stopped_worker_the_other_serves_everybody(make_house: MakeHous
     with make_house(settled=False, httpserver_workers=2, watchdog_timeout=3) as house:
         victim = house.server.children()[WORKER]
         os.kill(victim, signal.SIGSTOP)
-        answers = [house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] for _ in range(100)]
-        assert answers == [200] * 100
-        until(lambda: victim not in house.server.children().values(), "it is killed")
+        while victim in house.server.children().values():  # also when it goes on for a moment, to write its stacks
+            assert house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 200
         until(lambda: WORKER + "#2" in house.server.children(), "another worker")
         said = re.compile(r"worker-\d was silent for 3 s and is killed; its stacks are in")
         until(lambda: said.search(house.server.log.read_text()), "it is told of")

@@ -29,6 +29,9 @@ supervisor heeds them: it lets open requests finish, for which it needs all its 
 STOP = signal.SIGUSR2
 """The supervisor asks a child to end with this signal, which no other process sends."""
 
+STACKS = signal.SIGUSR1
+"""The supervisor ends a child that hangs with this signal. The child first writes every thread's stack to its log."""
+
 MAX_WORDS = 10_000
 """Characters of `LastWords.message`: a plugin's exception may hold megabytes."""
 
@@ -37,7 +40,7 @@ def begin(kind: type[L]) -> L:
     """The launch struct from the descriptor named by the only argument.
 
     From here on the process gets SIGKILL when its parent dies, ignores FROM_OUTSIDE, which were blocked when it was
-    started, and writes every thread's stack to its log file on SIGUSR1.
+    started, and ends on STACKS.
     """
     papers = _papers()
     os.set_inheritable(papers, False)
@@ -53,7 +56,7 @@ def begin(kind: type[L]) -> L:
     os.umask(0o077)
     log = _open_log(launch)
     faulthandler.enable(log)
-    faulthandler.register(signal.SIGUSR1, log)
+    faulthandler.register(STACKS, log, chain=True)  # the default handler comes after it, and ends the process
     log_to_stderr(launch.config.section(Logging), launch.name)
     return launch
 

@@ -5,29 +5,27 @@ whole process group.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 from llmcore.config import Config, child_environment
 
-from llmcore_server.child import FROM_OUTSIDE
+from llmcore_server.child import FROM_OUTSIDE, STACKS
 from llmcore_server.messages import LastWords, Launch, Outlet, encode_launch
 from llmcore_server.supervisor.rundir import CONTROL, RunDirectory
 from llmcore_server.supervisor.watchdog import Clock
 
 STACKS_SECONDS = 3.0
 """The most time that a hung process has to write its stacks before it is killed."""
-_LOOK_SECONDS = 0.1
 
 _MOST_WORDS = 1 << 17
 
@@ -151,17 +149,17 @@ class Child:
             self._end_group()
             self._process.wait()
 
-    def kill_with_stacks(self, log: Path) -> None:
-        """Let a process that hangs write the stacks of its threads to `log`, then end it."""
-        before = last = _size(log)
-        self.send(signal.SIGUSR1)
-        self.send(signal.SIGCONT)  # one that was stopped takes no signal before it goes on
-        end = time.monotonic() + STACKS_SECONDS
-        while not self.wait(_LOOK_SECONDS) and time.monotonic() < end:
-            size = _size(log)
-            if before < size == last:
-                break
-            last = size
+    def kill_with_stacks(self) -> None:
+        """Let a process that hangs write the stacks of its threads to its log file, and end it.
+
+        The signal is for its main thread: one that was stopped would else go on with its work, such as accepting
+        connections, while another thread writes.
+        """
+        self._killed = True
+        if self.alive:
+            ctypes.CDLL(None).tgkill(self.pid, self.pid, STACKS)
+        self.send(signal.SIGCONT)
+        self.wait(STACKS_SECONDS)
         self.kill()
 
     def tell(self, message: object) -> None:
@@ -180,13 +178,6 @@ class Child:
         # It is not reaped yet, so its number still belongs to it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ class Failures:
 
     def kill_hung(self, child: Child, what: str) -> None:
         """End a child that hangs; its stacks go with the message to the log."""
-        child.kill_with_stacks(self._directory.log(child.name))
+        child.kill_with_stacks()
         kept = self._directory.keep_log(child.name)
         logger.error("%s and is killed%s", what, f"; its stacks are in {kept}" if kept else "")
 

@@ -25,7 +25,7 @@ SERVERS := tests/server tests/route tests/hub tests/families/test_two_ranks.py
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
 .PHONY: serve test setup lint type single-core test-unit test-engine test-interpreter test-servers test-docs test-wheels \
-	ranks faults clients node-clients dashboard-shot mutants docs clean
+	ranks compiled faults clients node-clients dashboard-shot mutants docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -64,7 +64,7 @@ single-core: setup
 	@$(MAKE) --no-print-directory -j 2 type test-docs test-wheels
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/faults --ignore=tests/test_docs.py $(addprefix --ignore=,$(SERVERS) $(RANKS))
+	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/faults --ignore=tests/test_docs.py -m "not compiled" $(addprefix --ignore=,$(SERVERS) $(RANKS))
 
 # With every plan encoded and decoded between scheduler and runner, as if they were in two processes.
 test-engine: setup
@@ -82,6 +82,11 @@ test-servers: setup
 # test_group_faults.py.
 ranks: setup
 	@$(TIMED) ranks $(PYTEST) $(RANKS)
+
+# Registers and instructions that kernels are compiled to for a Hopper; not part of `make test`, which sees that each
+# kernel compiles. No GPU is needed.
+compiled: setup
+	@$(TIMED) compiled $(PYTEST) $(BOTH_CORES) -m compiled tests/triton
 
 # What others notice of bad input, broken connections, failing steps and killed processes: tests/faults/README.md.
 # Most of the slow tests start a server of their own, so that a file need not stay with one process.

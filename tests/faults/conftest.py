@@ -43,7 +43,7 @@ def running(
         yield house
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def make_house(tmp_path_factory: pytest.TempPathFactory) -> MakeHouse:
     """`with make_house(httpserver_workers=2, fake={...}, keys=True, **settings) as house:` for other settings."""
 
@@ -53,11 +53,17 @@ def make_house(tmp_path_factory: pytest.TempPathFactory) -> MakeHouse:
     return make
 
 
-@pytest.fixture(scope="module")
-def module_house(make_house: MakeHouse) -> Iterator[House]:
-    """The module's server; a module may define its own with other settings."""
+@pytest.fixture(scope="session")
+def common_house(make_house: MakeHouse) -> Iterator[House]:
+    """A server with the settings of most modules."""
     with make_house() as house:
         yield house
+
+
+@pytest.fixture(scope="module")
+def module_house(common_house: House) -> House:
+    """The module's server; a module may define its own with other settings."""
+    return common_house
 
 
 @pytest.fixture

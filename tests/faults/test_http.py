@@ -31,13 +31,6 @@ def module_house(make_house: MakeHouse) -> Iterator[House]:
         yield house
 
 
-@pytest.fixture(scope="module")
-def wide_house(make_house: MakeHouse) -> Iterator[House]:
-    """A server with the limits that servers have."""
-    with make_house() as house:
-        yield house
-
-
 def completion(stream: bool = False, tokens: int = 4, version: str = "1.1") -> bytes:
     body = {"prompt": [1, 2, 3], "max_tokens": tokens, "stream": stream, "temperature": 0}
     return sockets.request(
@@ -169,11 +162,11 @@ def test_bodies_without_a_key_cost_nobody_anything(house: House) -> None:  # row
         ("Host: localhost\r\nOrigin: http://localhost\r\nContent-Type: application/json\r\n", 200),
     ],
 )
-def test_pages_where_no_key_is_wanted(wide_house: House, headers: str, status: int) -> None:  # row 69
+def test_pages_where_no_key_is_wanted(common_house: House, headers: str, status: int) -> None:  # row 69
     length = f"Content-Length: {len(BODY)}\r\n\r\n".encode()
     for path in ("/v1/completions", "/metrics", "/health", "/nowhere"):
         method = "POST" if path == "/v1/completions" else "GET"
-        got, _, answer = wide_house.send(f"{method} {path} HTTP/1.1\r\n{headers}".encode() + length + BODY)
+        got, _, answer = common_house.send(f"{method} {path} HTTP/1.1\r\n{headers}".encode() + length + BODY)
         assert got == (status if method == "POST" or status == 403 else 404 if path == "/nowhere" else 200)
         assert got != 403 or b"--allow" in answer
 
@@ -186,8 +179,8 @@ def test_two_requests_at_once_and_away(house: House) -> None:  # row 9
     until(lambda: house.figures()["kv_live"] == 0, "both are freed")
 
 
-def test_five_hundred_slow_headers(wide_house: House) -> None:  # row 10
-    house = wide_house
+def test_five_hundred_slow_headers(common_house: House) -> None:  # row 10
+    house = common_house
     with ExitStack() as stack:
         socks = [stack.enter_context(sockets.connect(house.port)) for _ in range(500)]
         start = time.monotonic()
@@ -247,19 +240,19 @@ def test_connections_up_to_the_limit_and_beyond(house: House) -> None:  # row 13
     until(lambda: house.send(request)[0] == 200, "there is room again")
 
 
-def test_eleven_hundred_connections_are_served(wide_house: House) -> None:  # row 13
+def test_eleven_hundred_connections_are_served(common_house: House) -> None:  # row 13
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 1300:
         pytest.skip("this process may not open so many files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
     with ExitStack() as stack:
-        socks = [stack.enter_context(sockets.connect(wide_house.port)) for _ in range(1100)]
+        socks = [stack.enter_context(sockets.connect(common_house.port)) for _ in range(1100)]
         for sock in socks:
             sock.sendall(sockets.request("GET", "/health"))
         assert [sockets.read_reply(sock)[0] for sock in socks] == [200] * 1100
-        with wide_house.neighbour():
+        with common_house.neighbour():
             pass
-    wide_house.check()
+    common_house.check()
 
 
 def test_a_storm_of_clients_that_leave(house: House) -> None:  # row 50

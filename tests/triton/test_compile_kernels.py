@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "compile_kernels.py"
+pytestmark = pytest.mark.compiled
+
 COLUMNS = ("kernel", "registers", "spills", "shared", "tensor_cores", "loop", "seconds")
 
 

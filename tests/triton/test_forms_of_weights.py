@@ -50,6 +50,7 @@ FORMS = (
 """(codes, group, type of scales, zeros, the model's dtype)"""
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(("codes", "group", "scale", "zeros", "dtype"), FORMS)
 def test_experts_of_one_token(
     codes: str, group: int, scale: str, zeros: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

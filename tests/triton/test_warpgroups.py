@@ -91,6 +91,7 @@ def test_blocks_of_other_sizes_are_refused() -> None:
     assert "nobody has measured" in (spec.refuses(context(FOUR, 4096 + 256, 4096)) or "")
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("scheme", "gated", "tokens"), [(FOUR, False, 2048), (FOUR, True, 128), (Scheme(codes="i8"), False, 128)]
 )

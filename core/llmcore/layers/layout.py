@@ -49,6 +49,8 @@ class Layout(ABC):
         self.group = group
         self.granule = granule
         self.dtype = DTYPES[dtype]
+        self.whole, self.first_head = group, 0
+        """The group with the KV heads of all ranks, and the first of them that this rank holds."""
 
     @property
     @abstractmethod
@@ -62,9 +64,16 @@ class Layout(ABC):
     def constants(self, layer: int) -> tuple[torch.Tensor, ...]:
         """What a layer's `write`, `gather` and kernels need beside its pool, such as fixed scales, on the CPU.
 
-        All layers have the same number of constants. `tensors` appends them to the pool.
+        All layers have the same number of constants, and all ranks have the same ones.
         """
         return ()
+
+    def own_constants(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """The part of `constants` for the KV heads of this rank, which `tensors` appends to the pool.
+
+        By default this is the whole.
+        """
+        return self.constants(layer)
 
     @abstractmethod
     def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -113,7 +122,7 @@ class Layout(ABC):
     def tensors(self, granules: int, device: torch.device) -> Mapping[int, KV]:
         """The KV of all layers of the group, by layer index."""
         return {
-            layer: (*self.layer_tensors(granules, device), *(part.to(device) for part in self.constants(layer)))
+            layer: (*self.layer_tensors(granules, device), *(part.to(device) for part in self.own_constants(layer)))
             for layer in self.group.layers
         }
 

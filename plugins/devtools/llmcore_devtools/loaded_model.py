@@ -55,7 +55,8 @@ class LoadedModel:
     """A model on the CPU (or on `device`) with its KV pools, driven step by step by hand. With a `mesh`, one rank's
     share of it: all ranks are driven alike.
 
-    Requests get granules in a scattered order and never share one.
+    Requests get granules in a scattered order and never share one. `options`: those of plugins, for the constants of
+    KV layouts.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class LoadedModel:
         device: Device | None = None,
         longest_request: int | None = None,
         mesh: Mesh | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.device = torch.device("cpu") if device is None else device.torch_device
         registry = registry or registry_for_tests()
@@ -91,6 +93,7 @@ class LoadedModel:
         )
         self.model, self.build, names, filling, _ = plan.pinned(modes, pins).build(self.device)
         weights = dummy_weights(self.model) if dummy else load_weights(self.model, filling, names, mesh=plan.mesh)
+        self.build.calibrate(checkpoint, options or {})
         self.weight_bytes = weights.bytes
         self.layouts = {group.name: self.build.layout(group.name) for group in self.config.kv_groups}
         granules = tokens // granule

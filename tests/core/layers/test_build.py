@@ -167,8 +167,23 @@ def test_a_layout_of_heads_has_those_of_its_rank() -> None:
     assert made.layout("all").group == latent
 
 
-def test_fixed_scales_of_kv_are_not_cut_over_ranks() -> None:
-    pins, checkpoint = Pins(layouts={"token": "token-fp8"}), Held()
-    build(pins=pins).calibrate(checkpoint, {})
-    with pytest.raises(ConfigError, match="'token-fp8' has fixed scales for each KV head, which are not cut"):
-        build(pins=pins, mesh=tensor_parallel(0, 2)).calibrate(checkpoint, {})
+@pytest.mark.parametrize(("heads", "ranks", "held"), [(4, 2, [[0, 1], [2, 3]]), (2, 4, [[0], [0], [1], [1]])])
+def test_a_rank_has_the_fixed_scales_of_its_kv_heads(heads: int, ranks: int, held: list[list[int]]) -> None:
+    group = replace(CONFIG.kv_groups[0], kv_heads=heads, layers=(0, 1))
+    config, pins = replace(CONFIG, num_layers=2, kv_groups=(group,)), Pins(layouts={"token": "token-fp8"})
+    scales = {
+        f"model.layers.{layer}.self_attn.{side}_scale": torch.arange(1.0, heads + 1) + 10 * layer + 100 * (side == "v")
+        for layer in (0, 1)
+        for side in "kv"
+    }
+    identities = set()
+    for rank, mine in enumerate(held):
+        made = build(config=config, pins=pins, mesh=tensor_parallel(rank, ranks))
+        plain = made.layout("all").identity
+        made.calibrate(Held(**scales), {})
+        identities |= {made.layout("all").identity}
+        assert plain not in identities
+        for layer, (*_, k, v) in made.layout("all").tensors(1, made.torch_device).items():
+            assert k.tolist() == [1.0 + head + 10 * layer for head in mine]
+            assert v.tolist() == [101.0 + head + 10 * layer for head in mine]
+    assert len(identities) == 1, "ranks compare what they store"

@@ -106,8 +106,8 @@ def made(
     sizes = {"key_size": KEY, "value_size": VALUE, **more}
     group = KVGroupSpec(name="kv", layers=(0, 2), kv_heads=HEADS, layout=name, **sizes)
     layout = TokenCodes(group, granule, dtype)
-    if layout.fixed:
-        layout.fixed = {layer: (torch.tensor([0.02, 0.3]), torch.tensor([1.5, 0.01])) for layer in group.layers}
+    if layout.constants(layout.group.layers[0]):
+        layout.scales = {layer: (torch.tensor([0.02, 0.3]), torch.tensor([1.5, 0.01])) for layer in group.layers}
     return layout, layout.tensors(32 // granule, CPU)[2]
 
 
@@ -230,9 +230,9 @@ def test_the_identity_names_what_an_export_means() -> None:
     again, _ = made("token-fp8")
     assert layout.identity == again.identity and layout.identity.startswith("token-fp8/kv/")
     ones, _ = made("token-fp8")
-    ones.fixed = {layer: (torch.ones(HEADS), torch.ones(HEADS)) for layer in (0, 2)}
+    ones.scales = {layer: (torch.ones(HEADS), torch.ones(HEADS)) for layer in (0, 2)}
     last, _ = made("token-fp8")
-    last.fixed[2] = last.fixed[2][0], last.fixed[2][1] * 1.001
+    last.scales[2] = last.scales[2][0], last.scales[2][1] * 1.001
     others = [made(name)[0] for name in FORMS if name != "token-fp8"]
     sizes = [made("token-fp8", "f16")[0], made("token-fp8", value_size=32)[0]]
     found = {one.identity for one in (layout, ones, last, *others, *sizes)}

@@ -56,9 +56,9 @@ def held_to_gather(where: OpContext, kernel: Any, rows: attention.Sample) -> Non
     op = SimpleNamespace(LAYOUTS=module.LAYOUTS, TOLERANCE=module.TOLERANCE, samples=samples)
     op.JOINED = getattr(module, "JOINED", False)
     over, where = over_its_layout(registry_of(), op, where)
-    if getattr(over.layout, "fixed", None):
+    if over.layout.constants(0):
         scales = torch.linspace(0.003, 0.02, 2 * over.layout.group.kv_heads)
-        over.layout.fixed[0] = (scales[::2].clone(), scales[1::2].clone())
+        over.layout.scales[0] = (scales[::2].clone(), scales[1::2].clone())
     assert check(over, kernel, where) == 1
 
 

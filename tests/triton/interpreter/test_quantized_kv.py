@@ -60,8 +60,8 @@ def layout_of(where: OpContext, sizes: Sizes) -> TokenCodes:
         value_size=sizes.value_size,
     )
     layout = TokenCodes(group, 1, where.dtype)
-    if layout.fixed:
-        layout.fixed = {0: (torch.rand(sizes.kv_heads) / 100 + 0.01, torch.rand(sizes.kv_heads) / 50 + 0.01)}
+    if layout.constants(layout.group.layers[0]):
+        layout.scales = {0: (torch.rand(sizes.kv_heads) / 100 + 0.01, torch.rand(sizes.kv_heads) / 50 + 0.01)}
     return layout
 
 

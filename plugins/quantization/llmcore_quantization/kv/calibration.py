@@ -52,7 +52,7 @@ class File(msgspec.Struct, kw_only=True):
 
 def calibrate(layout: TokenCodes, model: ModelConfig, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
     """Fill the fixed scales of a layout. Raises ConfigError for scales that do not fit the model."""
-    path, heads = options.get("kv_quant_calibration_config_path"), layout.group.kv_heads
+    path, heads = options.get("kv_quant_calibration_config_path"), layout.whole.kv_heads
     if path is not None:
         found = read_file(Path(path).expanduser(), model, heads, KINDS.get(str(options.get("llm_kv_type"))))
     else:
@@ -67,7 +67,7 @@ def calibrate(layout: TokenCodes, model: ModelConfig, checkpoint: Checkpoint, op
         )
     for layer in layout.group.layers if found else ():
         key, value = (_spread(scale, heads, layer) for scale in found[layer])
-        layout.fixed[layer] = key, value
+        layout.scales[layer] = key, value
 
 
 def _spread(scale: torch.Tensor, heads: int, layer: int) -> torch.Tensor:

@@ -131,20 +131,23 @@ class TokenCodes(_Parts):
             for form, width in zip(FORMS[group.layout], widths, strict=True)
         ]
         self.parts = [part for parts in zip(*(side.parts for side in self._sides), strict=True) for part in parts]
-        self.fixed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Layer -> the scales of keys and of values, [kv_heads] f32 each; {} if scales are not fixed."""
-        if self._sides[0].form.fixed:
-            ones = torch.ones(group.kv_heads)
-            self.fixed = {layer: (ones, ones) for layer in group.layers}
+        self._fixed = self._sides[0].form.fixed
+        self.scales: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Layer -> the fixed scales of keys and of values, [KV heads of all ranks] f32 each; 1 where it is missing."""
 
     def constants(self, layer: int) -> tuple[torch.Tensor, ...]:
         """The fixed scales of a layer's keys and values."""
-        return self.fixed.get(layer, ())
+        ones = torch.ones(self.whole.kv_heads)
+        return self.scales.get(layer, (ones, ones)) if self._fixed else ()
+
+    def own_constants(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """The scales of this rank's KV heads."""
+        return tuple(scale.narrow(0, self.first_head, self.group.kv_heads) for scale in self.constants(layer))
 
     def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store keys and values as codes, and leave in k and v what these stand for."""
         for index, (side, new) in enumerate(zip(self._sides, (k, v), strict=True)):
-            fixed = kv[index + 2] if self.fixed else None
+            fixed = kv[index + 2] if self._fixed else None
             codes, marks = side.encode(new, fixed)
             _put(kv[index], slots, codes)
             if marks is not None:
@@ -153,7 +156,7 @@ class TokenCodes(_Parts):
 
     def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values that the codes at `slots` stand for."""
-        (key, value), fixed = self._sides, bool(self.fixed)
+        (key, value), fixed = self._sides, self._fixed
         return _read(key, kv[0], kv[2], slots, fixed), _read(value, kv[1], kv[3], slots, fixed)
 
 

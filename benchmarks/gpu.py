@@ -5,7 +5,8 @@
 Weights are random, from a config.json alone; nothing is downloaded. The prefix cache is off, and prompts are new in
 every run. The script prints the start-up summary, every row when it is measured, and the whole table last. Other
 engines' figures are those of peers.json, which has some for lists of modes (`--set mode=fp8w8a8`). Some of its marks
-are shares of another run, such as one without modes: `--beside FILE` names its `--json`.
+are shares of another run, such as one without modes: `--beside FILE` names its `--json`. Rows of a dense model in bf16
+on H200s stand beside the model of cost (cost.py).
 
 `start_cold` and `start_warm` start the engine in two further processes first, the first of them without compiled
 kernels. Both count from the start of the process. `--shrink 100` divides batches and lengths, to try the script itself
@@ -28,6 +29,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import cost
 import torch
 from llmcore.api.specs import OptionSpec
 from llmcore.config import Config, resolve_config
@@ -348,6 +350,17 @@ def table(
     return lines
 
 
+def beside_cost(rows: Sequence[Row], found: Mapping[str, Spread], predicted: Mapping[str, float]) -> list[str]:
+    """Returns a line per measured row that the model of cost predicts: by how much the figure is off."""
+    lines = []
+    for row in rows:
+        if row.key in predicted and row.key in found:
+            off = found[row.key].median / predicted[row.key] - 1
+            verdict = "ok" if abs(off) <= cost.WITHIN else f"MISSED: within {cost.WITHIN:.0%}"
+            lines.append(f"model of cost, {row.title}: {predicted[row.key]:,.4g} {row.unit}, {off:+.1%}: {verdict}")
+    return lines
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     keys = [row.key for row in (*STARTS, *ROWS)]
@@ -407,6 +420,8 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
     for name, value in limits.items():
         print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip].get(name, '-')})")
     print("\n".join(table(rows, found, peers, beside)), flush=True)
+    if "H200" in report["device"] and not modes:
+        print("\n".join(beside_cost(rows, found, cost.predicted(config.model.path, config.model.ranks))), flush=True)
     if options.json:
         content = {
             "model": options.model,

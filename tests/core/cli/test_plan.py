@@ -49,6 +49,18 @@ def test_one_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert 0.5 < half["budget"]["weights"] / whole["budget"]["weights"] < 0.95
 
 
+def test_a_model_of_70b_fits_on_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    configs = Path(__file__).resolve().parents[3] / "benchmarks" / "configs"
+    machine = ("--load_format", "dummy", "--device", "sm90", "--memory", "139GiB", "--max_req_total_len", "8192")
+    (_, whole, _), (_, half, _) = (
+        plan(capsys, str(configs / "llama-3.1-70b"), *machine, "--tp", ranks) for ranks in ("1", "2")
+    )
+    assert not whole["budget"]["fits"] and 70.5e9 < whole["budget"]["parameters"] < 70.6e9
+    assert half["budget"]["fits"] and half["budget"]["longest"] == 8192
+    assert half["budget"]["buffers"] == 2 * 2 * (64 << 20), "two slots of 64 MiB, for elements of 2 and of 4 bytes"
+    assert half["budget"]["pool"] < 0.9 * (139 << 30) - half["budget"]["weights"] - half["budget"]["buffers"]
+
+
 def test_this_machine(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import safetensors
 

@@ -53,6 +53,6 @@ def led(config: Config) -> Iterator[Led | None]:
             ranks.end()
         finally:
             for child in children:
-                child.wait(1.0)
+                child.wait(10.0)  # it may have something to write
                 child.kill()
                 child.close()

@@ -1,4 +1,4 @@
-"""Compares the bits of what all ranks of a model must have alike, in every step of a long run.
+"""Compares what all ranks of a model must have alike, to the bit, in every step of a long run.
 
     python benchmarks/rank_bits.py [--model llama-3.1-8b] [--steps 10000] [--set tp=2] [--set NAME=VALUE ...]
 

@@ -1,4 +1,4 @@
-"""What all ranks of a model must have alike, as checksums of every step, and their comparison.
+"""Checksums, for every step, of the tensors that all ranks of a model must have alike, and their comparison.
 
 The checksums are made on the device and added to a table there, inside captured steps too. The host never waits for
 them. When the engine ends, each process writes its table to a file.
@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, str] = {
     "kv": "what a step stores of KV that every rank has, such as the latents of MLA",
     "residual": "the last layer's sum over the ranks, and the residual, of the sampled tokens",
 }
-"""What is compared."""
+"""Each column of the comparison, and its content."""
 
 CAPACITY = 1 << 16
 """Steps with a row of their own. Later ones are added to the rows of earlier ones."""
@@ -116,8 +116,8 @@ def real_tokens(step: Step) -> torch.Tensor:
     """
     group = next(iter(step.kv.values()))
     table = next(meta["table"] for meta in (group.mixed or {}, group.decode, group.prefill) if "table" in meta)
-    slots = len(next(iter(group.kv.values()))[0])
-    return group.slots != slots - slots // (table[-1, 0].long() + 1)
+    slots, granule = len(next(iter(group.kv.values()))[0]), table[-1, 0].long()
+    return group.slots * (granule + 1) != granule * slots
 
 
 class _Route:

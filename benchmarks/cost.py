@@ -196,7 +196,10 @@ def fit() -> Constants:
 def predicted(folder: Path, ranks: int) -> dict[str, float]:
     """Row of benchmarks/gpu.py -> the figure for bf16 on one H200 or two; {} for models that it is not for."""
     sizes = Sizes.of(folder) if ranks in (1, 2) else None
-    return {} if sizes is None else {name: Model(sizes, ranks, fit()).row(name) for name in ROWS}
+    if sizes is None:
+        return {}
+    model = Model(sizes, ranks, fit())
+    return {name: model.row(name) for name in ROWS}
 
 
 def main() -> None:

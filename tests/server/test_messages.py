@@ -31,7 +31,6 @@ from llmcore_server.messages import (
     Intake,
     Mailbox,
     Outlet,
-    Prefix,
     Shutdown,
     Snapshot,
     State,
@@ -74,7 +73,6 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
         ToEngine(3, Submit(id=1, prompt=ONE, max_new_tokens=5, priority=-9, hints={"a": 1, "b": 0.5, "c": True})),
         ToEngine(3, Submit(id=1, prompt=Prompt.of([-1, 1 << 30]), produced=(4, 5), choice=2, max_new_tokens=5)),
         ToEngine(3, Abort(1)),
-        ToEngine(3, Prefix((1, (1 << 64) - 1))),
         ToEngine(-1, Shutdown()),
     ],
 )
@@ -90,7 +88,7 @@ def test_a_prompt_of_broken_ids_is_not_read() -> None:
         msgspec.msgpack.decode(broken, type=ToEngine)
 
 
-@pytest.mark.parametrize("message", [EVENTS, Intake(full=True, retry_after=3), Prefix((1, (1 << 64) - 1))])
+@pytest.mark.parametrize("message", [EVENTS, Intake(full=True, retry_after=3)])
 def test_messages_of_an_engine_to_a_worker_come_back_equal(message: EngineToWorker) -> None:
     assert msgspec.msgpack.decode(encode(message), type=EngineToWorker) == message
 

@@ -140,14 +140,6 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     seen: float
 
 
-class Prefix(msgspec.Struct, frozen=True, tag="prefix"):
-    """The chunks (`llmcore.fleet.hits`) of a prompt that a worker has sent to one of several engines. It follows the
-    prompt, and the engine sends it on to the other workers. So a conversation stays at its engine, whichever worker
-    gets its next request."""
-
-    chunks: tuple[int, ...]
-
-
 class WorkerGone(msgspec.Struct, frozen=True, tag="gone"):
     """From the supervisor: worker `worker` has died; abort what it owned and forget its mailbox."""
 
@@ -168,7 +160,7 @@ class ToEngine(msgspec.Struct, frozen=True, array_like=True):
     """A message in the engine's mailbox; `sender` is a worker's number, the owner of its requests, or SUPERVISOR."""
 
     sender: int
-    body: Submit | Abort | FinishChoice | Hello | Heartbeat | Prefix | WorkerGone | Shutdown | Probe
+    body: Submit | Abort | FinishChoice | Hello | Heartbeat | WorkerGone | Shutdown | Probe
 
 
 # --- to a worker -----------------------------------------------------------------------------------------------------
@@ -258,7 +250,7 @@ class Intake(msgspec.Struct, frozen=True, tag="intake"):
 ToWorker = State | EngineGone | EngineBack | EngineLoad | Shutdown
 """From the supervisor."""
 
-EngineToWorker = StepEvents | Intake | Prefix
+EngineToWorker = StepEvents | Intake
 """From an engine. A worker has a mailbox for each of them."""
 
 

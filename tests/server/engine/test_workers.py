@@ -11,7 +11,7 @@ import zmq
 from llmcore.api.bridge import Finish, Prompt, StepEvents, Submit
 from llmcore_server.engine import workers
 from llmcore_server.engine.workers import BEHIND_BYTES, Workers
-from llmcore_server.messages import EngineToWorker, Intake, Mailbox, Prefix
+from llmcore_server.messages import EngineToWorker, Mailbox
 
 Box = Mailbox[EngineToWorker]
 
@@ -67,17 +67,6 @@ def test_each_worker_gets_its_own(rig: Rig) -> None:
     assert [rig.received(owner)[0].tokens for owner in range(2)] == [[1], [1]]
     rig.workers.drop_late(rig.abort)
     assert rig.aborted == []
-
-
-def test_what_one_worker_tells_reaches_the_others(rig: Rig) -> None:
-    rig.workers.tell(Prefix((1, 2)), but=0)
-    rig.workers.tell(Intake(full=True, retry_after=1))
-    boxes = []
-    for box in rig.boxes:
-        assert box.wait(30)
-        boxes.append(box.drain())
-    assert boxes[0] == [Intake(full=True, retry_after=1)]
-    assert boxes[1][0] == Prefix((1, 2))
 
 
 def test_a_silent_worker_loses_its_requests(rig: Rig) -> None:

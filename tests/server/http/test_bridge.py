@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import zmq
 from llmcore.api.balancing import Arrival, Candidate
@@ -27,7 +26,6 @@ from llmcore.api.bridge import (
 from llmcore.api.errors import RequestError
 from llmcore.builtin.balancers import Cost
 from llmcore.config import Config
-from llmcore.fleet.hits import chunks_of
 from llmcore_server.http.bridge import FleetBridge, merge
 from llmcore_server.messages import (
     EngineBack,
@@ -38,7 +36,6 @@ from llmcore_server.messages import (
     Intake,
     Mailbox,
     Outlet,
-    Prefix,
     Shutdown,
     State,
     ToEngine,
@@ -47,7 +44,7 @@ from llmcore_server.messages import (
 )
 from served import PATIENCE
 
-FACTS = ModelFacts(architecture="A", vocab_size=9, max_input_len=9, max_total_len=9, kv_tokens=9000, max_running=9)
+FACTS = ModelFacts(architecture="A", vocab_size=9, max_input_len=9, max_total_len=9, kv_tokens=9, max_running=9)
 
 
 def events(*rows: tuple[int, int, list[int], Finish], stamp: float = 1.0, **more: object) -> StepEvents:
@@ -68,7 +65,7 @@ RUNNING, STOP = Finish.RUNNING, Finish.STOP
 class Engine:
     """The test plays the engines and the supervisor. Most methods are of the first engine."""
 
-    def __init__(self, directory: Path, count: int = 1, workers: int = 1) -> None:
+    def __init__(self, directory: Path, count: int = 1) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         engines = [f"ipc://{directory}/engine-{i}" for i in range(count)]
         control = f"ipc://{directory}/control"
@@ -81,7 +78,7 @@ class Engine:
             log="",
             control=control,
             engines=tuple(engines),
-            config=Config(plugin_options={"httpserver_workers": workers}),
+            config=Config(),
             worker=4,
             mailbox=f"ipc://{directory}/worker-4",
             listen_fd=0,
@@ -119,7 +116,7 @@ class Engine:
 
 @pytest.fixture
 def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(tmp_path, *getattr(request, "param", ()))
+    engine = Engine(tmp_path, getattr(request, "param", 1))
     engine.hub.start()
     yield engine
     engine.bridge.stop()
@@ -351,7 +348,7 @@ def two(engine: Engine) -> Two:
     return Two(engine)
 
 
-several = pytest.mark.parametrize("engine", [(2,)], indirect=True)
+several = pytest.mark.parametrize("engine", [2], indirect=True)
 
 
 @several
@@ -370,26 +367,6 @@ def test_a_request_goes_where_its_prefix_is_and_others_where_least_waits(two: Tw
     two.submit(20, [*LONG, 1], salt=b"x")
     two.submit(21, [*LONG, 1], client=3)
     assert two.place(20) != two.place(21), "neither finds the other's prefix"
-
-
-@pytest.mark.parametrize("engine", [(2, 2)], indirect=True)
-def test_workers_tell_each_other_of_prompts_through_the_engine(two: Two) -> None:
-    given = two.submit(1, LONG)
-    first = two.place(1)
-    sent, prefix = two.bodies(first, 2)
-    assert sent == given and prefix == Prefix(tuple(chunks_of(np.array(LONG, np.int32))))
-    two.engine.outlets[first].send(events((1, 0, [5], STOP)))
-    until(lambda: two.heard[1])
-    two.submit(2, [*LONG, 2])
-    two.submit(3, [*LONG, 3])
-    assert [type(body) for body in two.bodies(first, 4)[2:]] == [Submit, Submit], "the prompt's whole chunks are known"
-    two.engine.outlets[first].send(events((2, 0, [5], STOP), (3, 0, [5], STOP)))
-    until(lambda: two.heard[2] and two.heard[3])
-    other = LONG[::-1]
-    two.engine.outlets[first].send(Prefix(tuple(chunks_of(np.array(other, np.int32)))))
-    until(lambda: two.bridge._fleet._hits.found(chunks_of(np.array(other, np.int32))))
-    two.submit(4, other)
-    assert two.place(4) == first, "where another worker sent its beginning"
 
 
 @several

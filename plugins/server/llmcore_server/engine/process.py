@@ -28,7 +28,6 @@ from llmcore_server.messages import (
     Hello,
     Mailbox,
     Outlet,
-    Prefix,
     Probe,
     Progress,
     Shutdown,
@@ -140,8 +139,6 @@ class EngineProcess:
                 self._workers.tell(self._admission.told)
             case Heartbeat():
                 self._workers.heard(owner, body.seen)
-            case Prefix():
-                self._workers.tell(body, but=owner)
             case WorkerGone():
                 self._workers.remove(body.worker, engine.abort)
             case Probe():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import zmq
 from llmcore.api.bridge import Finish, StepEvents, Submit
 
-from llmcore_server.messages import HEARTBEAT_SECONDS, Intake, Outlet, Prefix
+from llmcore_server.messages import HEARTBEAT_SECONDS, Intake, Outlet
 
 logger = logging.getLogger(__name__)
 
@@ -91,11 +91,10 @@ class Workers:
         if choice is None or not left:
             self._close(worker, request)
 
-    def tell(self, message: Intake | Prefix, but: int | None = None) -> None:
-        """Send it to all, except to `but`."""
-        for owner, worker in self._workers.items():
-            if owner != but:
-                worker.outlet.send(message)
+    def tell(self, message: Intake) -> None:
+        """Send it to all."""
+        for worker in self._workers.values():
+            worker.outlet.send(message)
 
     def post(self, events: Mapping[int, StepEvents]) -> None:
         """Send each worker the events of its own requests."""

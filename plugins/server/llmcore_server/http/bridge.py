@@ -45,7 +45,6 @@ from llmcore_server.messages import (
     Intake,
     Mailbox,
     Outlet,
-    Prefix,
     Shutdown,
     State,
     Tallied,
@@ -221,8 +220,6 @@ class FleetBridge:
                 case Intake():
                     link.intake = message
                     self.gate.hear(self._fleet.intake)
-                case Prefix():
-                    self._fleet.heard(link, message)
         if steps:
             with self.send_batch:
                 for request, event in merge(steps):

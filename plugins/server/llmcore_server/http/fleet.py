@@ -20,11 +20,9 @@ from llmcore_server.messages import (
     Intake,
     Mailbox,
     Outlet,
-    Prefix,
     ToEngine,
     WorkerLaunch,
 )
-from llmcore_server.settings import Server
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +108,6 @@ class Fleet:
         self._balancer = balancer
         self._lock = lock
         self._several = len(launch.engines) > 1
-        self._alone = launch.config.section(Server).httpserver_workers == 1
         self._hits = Hits(most=max(1, KEPT * launch.facts.kv_tokens * len(launch.engines) // CHUNK))
         self._links: dict[int, EngineLink] = {}
         self._made = 0
@@ -162,11 +159,6 @@ class Fleet:
             if link := self._links.get(engine):
                 link.told(load.running + load.waiting, load.waiting_tokens, (load.kv_live, load.kv_total))
 
-    def heard(self, link: EngineLink, prefix: Prefix) -> None:
-        """Another worker has sent a prompt to the engine."""
-        with self._lock:
-            self._hits.sent(link.name, prefix.chunks)
-
     @property
     def intake(self) -> Intake:
         """The word of all engines on room: full if all are."""
@@ -215,8 +207,6 @@ class Fleet:
             sent = Sent(request, Stay(link, max(0, left), self._lock), before)
             self.sent[request.id] = sent
             arrived = self._post(link, request)
-            if not self._alone and hit < CHUNK * len(chunks):
-                self._post(link, Prefix(tuple(chunks)))
         if not arrived:
             self.forget(request.id, whole=False)
         return arrived
@@ -255,5 +245,5 @@ class Fleet:
             chosen = links[0]
         return chosen, hits.get(chosen.name, 0)
 
-    def _post(self, link: EngineLink, body: Submit | Abort | FinishChoice | Hello | Heartbeat | Prefix) -> bool:
+    def _post(self, link: EngineLink, body: Submit | Abort | FinishChoice | Hello | Heartbeat) -> bool:
         return link.outlet.send(ToEngine(self._launch.worker, body)) > 0

@@ -71,7 +71,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     [
         ToEngine(3, Submit(id=1, prompt=ONE, max_new_tokens=5, sampling=SamplingParams(logit_bias={7: 1.0}))),
         ToEngine(3, Submit(id=1, prompt=ONE, max_new_tokens=5, priority=-9, hints={"a": 1, "b": 0.5, "c": True})),
-        ToEngine(3, Submit(id=1, prompt=Prompt.of([-1, 1 << 30]), produced=(4, 5), choice=2, max_new_tokens=5)),
+        ToEngine(3, Submit(id=1, prompt=Prompt.of([-1, 1 << 30]), produced={1: (4, 5), 2: ()}, n=3, max_new_tokens=5)),
         ToEngine(3, Abort(1)),
         ToEngine(-1, Shutdown()),
     ],

@@ -156,12 +156,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     id: int
     """Unique per worker."""
     prompt: Prompt
-    produced: tuple[int, ...] = ()
-    """The tokens that another engine has produced already. The answer continues after them as if this engine had
-    produced them. They count as new tokens, and no event repeats them. Only a single choice can continue."""
-    choice: int = 0
-    """The number of choice 0 in the keys of its draws. A choice of a larger request keeps its number when it continues
-    alone."""
+    produced: dict[int, tuple[int, ...]] = {}
+    """The choices that continue, by number, with the tokens that another engine has produced already; {}: all choices
+    begin. Each continues as if this engine had produced its tokens. They count as new tokens, and no event repeats
+    them. Choices that are not named have ended, and have no events."""
     max_new_tokens: int
     """1 where the request asks for a score or a hidden state. `produced` counts."""
     min_new_tokens: int = 0
@@ -201,6 +199,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     def scope(self) -> bytes:
         """The salt together with the API key: requests of different scopes share no prefix cache."""
         return self.salt + b"/key:%d" % self.client if self.client >= 0 else self.salt
+
+    @property
+    def private(self) -> bool:
+        """True if it takes nothing from the prefix cache, which keeps KV, but no log-probabilities and no hidden
+        states."""
+        return self.prompt_logprobs or self.pool == "mean"
 
     @property
     def choices(self) -> int:

@@ -6,6 +6,7 @@ the last one's tokens are read.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -279,7 +280,7 @@ class Engine:
         prompt, decay = request.prompt.ids, sampling.length_decay
         given: dict[str, Iterable[int]] = {
             "prompt": (int(prompt.min(initial=0)), int(prompt.max(initial=0))),
-            "produced": request.produced,
+            "produced": itertools.chain.from_iterable(request.produced.values()),
             "logit_bias": sampling.logit_bias,
             "stop_token_ids": request.stop_ids,
             "allowed_ids": sampling.allowed_ids,

@@ -228,7 +228,7 @@ class Processors:
             spec = self._find(call)
             with _refusals(call):
                 starts.append((spec, call, load(spec.make)(dict(call.args), context)))
-        choices = [self._bound(starts, request) for _ in range(request.n)]
+        choices = [self._bound(starts, request, number) for number in range(request.n)]
         return RequestProcessors(choices, tuple(dict.fromkeys(filter(_fits_a_header, left_out))))
 
     def _warm(self, name: str, warm: str) -> None:
@@ -242,7 +242,7 @@ class Processors:
             logger.error("logits processor %s failed before the first request", name, exc_info=error)
 
     def _bound(
-        self, starts: Sequence[tuple[LogitsProcessorSpec, LogitsProcessor, Start]], request: Submit
+        self, starts: Sequence[tuple[LogitsProcessorSpec, LogitsProcessor, Start]], request: Submit, number: int
     ) -> ChoiceProcessors:
         hosts, devices = [], []
         for spec, call, start in starts:
@@ -254,9 +254,8 @@ class Processors:
                 hosts.append((spec.name, spec.kind, processor))
         banned = request.stop_ids if request.min_new_tokens else ()
         fields = {call.name: call.param for _, call, _ in starts}
-        return ChoiceProcessors(
-            hosts, devices, self._context.vocab_size, self.threads.run, banned, fields, request.produced
-        )
+        produced = request.produced.get(number, ())
+        return ChoiceProcessors(hosts, devices, self._context.vocab_size, self.threads.run, banned, fields, produced)
 
     def _find(self, call: LogitsProcessor) -> LogitsProcessorSpec:
         if call.name not in self._specs:

@@ -177,6 +177,24 @@ class Capacity:
         return each + choice.forks * (each - prompt // group.granule)
 
 
+def _check_produced(submit: Submit) -> None:
+    """Raise RequestError if its choices cannot continue."""
+    longest = max(map(len, submit.produced.values()))
+    wrong = {
+        f"an answer of {longest} tokens has all of its {submit.max_new_tokens}; it cannot continue": longest
+        >= submit.max_new_tokens,
+        f"its choices are 0 to {submit.n - 1}": not submit.produced.keys() <= set(range(submit.n)),
+        "a beam search, a score and a hidden state do not continue; they begin again": submit.beams is not None
+        or submit.score
+        or bool(submit.pool),
+        "the prompt's log-probabilities came with the first token of choice 0": submit.prompt_logprobs
+        and submit.produced.get(0) != (),
+    }
+    for why, applies in wrong.items():
+        if applies:
+            raise RequestError(f"produced: {why}", param="produced", code="invalid_value")
+
+
 def beside_answers(tokens: int, answers: int) -> int:
     """The tokens of prompts in a step with `answers` rows that decode, if about `tokens` should take part.
 
@@ -234,18 +252,8 @@ def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, gua
             param="num_beams",
             code="invalid_value",
         )
-    if len(submit.produced) >= submit.max_new_tokens:
-        raise RequestError(
-            f"an answer of {len(submit.produced)} tokens has all of its {submit.max_new_tokens}; it cannot continue",
-            param="produced",
-            code="invalid_value",
-        )
-    if submit.produced and (submit.choices > 1 or submit.prompt_logprobs or submit.score or submit.pool):
-        raise RequestError(
-            "produced: only a single choice continues, and reports nothing of its prompt",
-            param="produced",
-            code="invalid_value",
-        )
+    if submit.produced:
+        _check_produced(submit)
     total = tokens + submit.max_new_tokens
     if tokens > limits.max_input_len:
         _too_long(f"the prompt has {tokens} tokens; at most {limits.max_input_len} are allowed", "prompt")

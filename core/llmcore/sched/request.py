@@ -100,7 +100,8 @@ class Request:
     loaded: bool = False
     """Some of its KV came from a source."""
     choices: dict[int, Choice] = field(default_factory=dict)
-    """Those that have not ended. Choice 0 stands for all of them until the prompt is computed."""
+    """Those that have not ended. Of a request that begins, choice 0 stands for all of them until the prompt is
+    computed."""
     private: bool = False
     """It takes nothing from the prefix cache."""
     cached: int = -1
@@ -132,14 +133,14 @@ class Request:
         processors: Sequence[ChoiceProcessors] = (),
         source: KVSource | None = None,
     ) -> Request:
-        """A request that has just come, with its first choice; `arrival` orders choices.
+        """A request that has just come, with its first choice, or with those that continue; `arrival` orders choices.
 
         Raises ValueError for a source that writes what the model has to compute.
         """
-        known = len(submit.prompt) + len(submit.produced)
-        # The prefix cache keeps KV, but no log-probabilities and no hidden states.
-        private = submit.prompt_logprobs or submit.pool == "mean"
-        if source is not None and (private or not 0 < source.tokens < known):
+        begun = submit.produced or {0: ()}
+        # Several choices share no more than the prompt.
+        known = len(submit.prompt) + (max(map(len, begun.values())) if len(begun) == 1 else 0)
+        if source is not None and (submit.private or not 0 < source.tokens < known):
             raise ValueError(f"a source cannot write {source.tokens} of these {known} tokens")
         request = Request(
             submit=submit if submit.beams is None else searching(submit),
@@ -148,10 +149,12 @@ class Request:
             processors=processors,
             beams=None if submit.beams is None else Beams(submit),
             source=source,
-            private=private,
+            private=submit.private,
             report=PromptReport(len(submit.prompt) - 1, submit.prompt_top) if submit.prompt_logprobs else None,
         )
-        request.choices[0] = Choice(request, 0, arrival, submit.choices - 1, np.array(submit.produced, np.int32))
+        forks = 0 if submit.produced else submit.choices - 1
+        for number, tokens in begun.items():
+            request.choices[number] = Choice(request, number, arrival + number, forks, np.array(tokens, np.int32))
         return request
 
 
@@ -552,11 +555,11 @@ class State:
     totals: Totals = field(default_factory=Totals)
 
     def add(self, request: Request) -> None:
-        """A request has come: its first choice waits."""
-        choice = request.choices[0]
-        choice.queued_at = self.step
+        """A request has come: its first choice waits, or all that continue do."""
         self.requests[request.key] = request
-        self.queue.append(choice)
+        for choice in request.choices.values():
+            choice.queued_at = self.step
+            self.queue.append(choice)
 
     def choices(self) -> list[Choice]:
         """All that have not ended."""

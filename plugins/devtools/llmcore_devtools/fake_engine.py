@@ -135,12 +135,11 @@ class _Running:
 
     submit: Submit
     prompt: list[int]
-    choices: list[int]
-    done: int = 0
+    choices: dict[int, int]
 
     @property
     def slots(self) -> int:
-        return len(self.prompt) + self.done * len(self.choices)
+        return len(self.prompt) + sum(self.choices.values())
 
 
 class FakeEngine(EngineWithoutModel):
@@ -176,7 +175,9 @@ class FakeEngine(EngineWithoutModel):
                 prompt = body.prompt.ids.tolist()
                 if self.options.get("fake_hang_token") in prompt:
                     time.sleep(3600)
-                self.running[owner, body.id] = _Running(body, prompt, list(range(body.n)), len(body.produced))
+                self.running[owner, body.id] = _Running(
+                    body, prompt, {n: len(body.produced.get(n, ())) for n in body.produced or range(body.n)}
+                )
                 self.prompt_tokens += len(prompt)
             case Abort():
                 self.aborts += self.running.pop((owner, body.id), None) is not None
@@ -192,20 +193,20 @@ class FakeEngine(EngineWithoutModel):
         events: dict[int, StepEvents] = {}
         for (owner, number), request in list(self.running.items()):
             mine = events.setdefault(owner, _no_events())
-            token = request.prompt[request.done % len(request.prompt)]
-            request.done += 1
-            finish = Finish.LENGTH if request.done >= request.submit.max_new_tokens else Finish.RUNNING
-            if self.options.get("fake_stops") and token in request.submit.stop_ids:
-                finish = Finish.STOP
-            for choice in request.choices:
+            for choice, done in list(request.choices.items()):
+                token = request.prompt[done % len(request.prompt)]
+                request.choices[choice] += 1
+                finish = Finish.LENGTH if done + 1 >= request.submit.max_new_tokens else Finish.RUNNING
+                if self.options.get("fake_stops") and token in request.submit.stop_ids:
+                    finish = Finish.STOP
                 mine.request.append(number)
                 mine.choice.append(choice)
                 mine.count.append(1)
                 mine.tokens.append(token)
                 mine.finish.append(finish)
                 self.output_tokens += 1
-            if finish is not Finish.RUNNING:
-                del self.running[owner, number]
+                if finish is not Finish.RUNNING:
+                    self.end_choice(owner, number, choice)
         for owner, batch in events.items():
             self.workers[owner].send(batch)
 
@@ -213,7 +214,7 @@ class FakeEngine(EngineWithoutModel):
         """End a choice in which a worker found a stop text."""
         request = self.running.get((owner, number))
         if request is not None and choice in request.choices:
-            request.choices.remove(choice)
+            del request.choices[choice]
             if not request.choices:
                 del self.running[owner, number]
 

@@ -39,7 +39,7 @@ class Scenario:
     `priorities`: of which each request gets one; () for none. `drafts`: a drafter proposes at most this number of
     tokens to each row that decodes, of which any number is right; now and then the row gives nothing at all. `loads`:
     the share of requests whose beginning a source writes, a part at a time, or not at all until the lease is over.
-    `continued`: the share of requests with one choice that come with tokens which another engine has produced.
+    `continued`: the share of requests that come with tokens which another engine has produced.
     """
 
     seed: int = 0
@@ -189,9 +189,8 @@ class Simulation:
         if plan is not None:
             self._steps += 1
             assert plan.n_tokens <= self._scenario.batch_tokens, "a step exceeds its budget"
-            loading = {writer.lease.request for writer in self._writers if writer.lease is not None}
-            planned = {self._scheduler.who(index) for index in plan.request.tolist()}
-            assert not loading & planned, "a request is in a step before its KV is there"
+            loading = {writer.lease.row for writer in self._writers if writer.lease is not None}
+            assert not loading & {*plan.request.tolist()}, "a choice is in a step before its KV is there"
             self._launch(plan)
         if self._flying and (plan is None or len(self._flying) > self._scenario.ahead):
             self._read()
@@ -253,7 +252,7 @@ class Simulation:
 
     def _alone(self, prompt: list[int], submit: Submit, choice: int) -> list[int]:
         """The whole answer to a request that runs by itself."""
-        tokens = answer(prompt, submit.choice + choice, submit.max_new_tokens, self._scenario.vocab)
+        tokens = answer(prompt, choice, submit.max_new_tokens, self._scenario.vocab)
         for at, token in enumerate(tokens, start=1):
             if token in submit.stop_ids and at > submit.min_new_tokens:
                 return tokens[:at]
@@ -306,10 +305,8 @@ class Simulation:
             submit = msgspec.structs.replace(submit, priority=priority, client=int(random.integers(-1, 3)))
         if scenario.searches and random.random() < scenario.searches:
             submit = msgspec.structs.replace(submit, beams=self._draw_search(submit.n))
-        if scenario.continued and submit.choices == 1 and random.random() < scenario.continued:
-            submit = msgspec.structs.replace(submit, choice=int(random.integers(3)))
-            alone = self._alone(prompt, submit, 0)
-            submit = msgspec.structs.replace(submit, produced=tuple(alone[: int(random.integers(len(alone)))]))
+        if scenario.continued and submit.beams is None and random.random() < scenario.continued:
+            submit = msgspec.structs.replace(submit, produced=self._draw_produced(prompt, submit))
         owner = int(random.integers(2))
         client = Client(
             submit,
@@ -319,15 +316,23 @@ class Simulation:
             poison_at=int(random.integers(0, len(prompt) + max_new)) if poisoned else None,
         )
         if submit.produced:
-            client.tokens[0] = [*submit.produced]
+            client.tokens = {number: [*tokens] for number, tokens in submit.produced.items()}
+            client.ended = {number: Finish.STOP for number in range(submit.n) if number not in submit.produced}
         self._clients[owner, submit.id] = client
-        writer, known = None, [*prompt, *submit.produced]
+        writer, known = None, [*prompt, *(client.tokens.get(0, ()) if submit.n == 1 else ())]
         if scenario.loads and random.random() < scenario.loads and len(known) > 1:
             stalls = bool(random.random() < 0.3)
             seconds = 0.0 if stalls or random.random() < 0.2 else 1e9
             writer = Writer(known, int(random.integers(1, len(known))), seconds, stalls)
             self._writers.append(writer)
         self._scheduler.submit(submit, owner, source=writer)
+
+    def _draw_produced(self, prompt: list[int], submit: Submit) -> dict[int, tuple[int, ...]]:
+        """Some choices of a request, one at least, and the beginning of each one's answer."""
+        random = self._random
+        some = random.permutation(submit.n)[: int(random.integers(1, submit.n + 1))].tolist()
+        alone = {number: self._alone(prompt, submit, number) for number in some}
+        return {number: tuple(tokens[: int(random.integers(len(tokens)))]) for number, tokens in alone.items()}
 
     def _write(self) -> None:
         """Let every source go on, and take expired leases back now and then."""

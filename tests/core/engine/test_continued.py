@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from llmcore.api.bridge import ChoiceEvent, Finish, LogitsProcessor, Prompt, SamplingParams, Submit
+from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, LogitsProcessor, Prompt, SamplingParams, Submit
 from llmcore.api.errors import RequestError
 from llmcore.engine.llm import LLM
 from llmcore_devtools.tokenizer import write_tokenizer
@@ -29,12 +29,13 @@ PROMPT = Prompt.of([5, 77, 200, 9, 9, 31])
 
 
 def answer(llm: LLM, submit: Submit) -> tuple[list[list[int]], list[Finish]]:
-    """The tokens and the finish of each choice."""
+    """The tokens and the finish of each choice; those of choices that have ended elsewhere stay empty."""
     events: SimpleQueue[ChoiceEvent] = SimpleQueue()
     llm._bridge.submit(submit, events.put)
     tokens: list[list[int]] = [[] for _ in range(submit.n)]
     finish = [Finish.RUNNING] * submit.n
-    while Finish.RUNNING in finish:
+    open_ones = set(submit.produced or range(submit.n))
+    while Finish.RUNNING in (finish[number] for number in open_ones):
         event = events.get(timeout=60)
         assert event.error is None, event.error
         tokens[event.choice] += event.tokens
@@ -42,13 +43,18 @@ def answer(llm: LLM, submit: Submit) -> tuple[list[list[int]], list[Finish]]:
     return tokens, finish
 
 
-def goes_on(llm: LLM, submit: Submit, cuts: tuple[int, ...] = (1, 6, 13)) -> list[list[int]]:
-    """Every choice of the request, continued alone after each of `cuts` tokens, ends as it did. Returns them."""
+def goes_on(llm: LLM, submit: Submit, cuts: tuple[int, ...] = (0, 1, 6, 13)) -> list[list[int]]:
+    """Every choice of the request ends as it did when it goes on after each of `cuts` tokens: alone, and together with
+    the others, of which each has some tokens more. Returns the choices."""
     whole, finish = answer(llm, submit)
-    for number, tokens in enumerate(whole):
-        for cut in [cut for cut in cuts if cut < len(tokens)]:
-            rest = msgspec.structs.replace(submit, id=next(IDS), n=1, choice=number, produced=tuple(tokens[:cut]))
-            assert answer(llm, rest) == ([tokens[cut:]], [finish[number]])
+    for cut in cuts:
+        begun = {number: tokens[: cut + number] for number, tokens in enumerate(whole) if cut + number < len(tokens)}
+        for some in (begun, *({number: tokens} for number, tokens in begun.items())):
+            produced = {number: tuple(tokens) for number, tokens in some.items()}
+            rest, ends = answer(llm, msgspec.structs.replace(submit, id=next(IDS), produced=produced))
+            assert {number: (rest[number], ends[number]) for number in some} == {
+                number: (whole[number][len(tokens) :], finish[number]) for number, tokens in some.items()
+            }
     return whole
 
 
@@ -122,22 +128,24 @@ def test_usage_goes_on(make_llm: MakeLLM, ahead: int) -> None:
     """The prompt counts as the prompt, and only tokens of this engine as its output."""
     llm = make_llm(ahead=ahead, granule=4)
     before = llm.load()
-    ((*rest,),), _ = answer(llm, request(GREEDY, produced=tuple(range(40, 50))))
+    ((*rest,),), _ = answer(llm, request(GREEDY, produced={0: tuple(range(40, 50))}))
     after = llm.load()
     assert len(rest) == 10
     assert after.output_tokens - before.output_tokens == 10
     assert after.prompt_tokens - before.prompt_tokens == len(PROMPT)
-    answer(llm, request(GREEDY, produced=tuple(range(40, 50))))
+    answer(llm, request(GREEDY, produced={0: tuple(range(40, 50))}))
     assert llm.load().cached_tokens - after.cached_tokens == len(PROMPT)
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"produced": (1,) * 20}, "has all of its 20"),
-        ({"produced": (1,), "n": 2}, "only a single choice"),
-        ({"produced": (1,), "prompt_logprobs": True}, "nothing of its prompt"),
-        ({"produced": (275,)}, "produced: token id 275 is outside"),
+        ({"produced": {0: (1,) * 20}}, "has all of its 20"),
+        ({"produced": {1: (1,), 2: ()}, "n": 2}, "its choices are 0 to 1"),
+        ({"produced": {0: (1,)}, "beams": BeamSearch(2)}, "they begin again"),
+        ({"produced": {0: (1,)}, "prompt_logprobs": True}, "came with the first token of choice 0"),
+        ({"produced": {1: ()}, "n": 2, "prompt_logprobs": True}, "came with the first token of choice 0"),
+        ({"produced": {1: (275,)}, "n": 2}, "produced: token id 275 is outside"),
     ],
 )
 def test_what_cannot_continue(make_llm: MakeLLM, more: dict[str, Any], says: str) -> None:

@@ -137,7 +137,7 @@ def test_a_failed_step_takes_loads_along_that_had_taken_from_it(bench: Make) -> 
 def test_a_prompt_that_was_computed_elsewhere_comes_with_its_first_token(bench: Make) -> None:
     """Its source writes the whole prompt; the model's first row is the token that was sampled there."""
     b, source = bench(), Source(20)
-    submit(b, 1, source, produced=(7,), max_new_tokens=3)
+    submit(b, 1, source, produced={0: (7,)}, max_new_tokens=3)
     assert b.scheduler.plan() is None and source.open[0].end == 20
     b.scheduler.filled(source.open[0])
     plan = b.step()
@@ -145,7 +145,7 @@ def test_a_prompt_that_was_computed_elsewhere_comes_with_its_first_token(bench: 
     b.drain()
     assert [event.tokens for event in b.events[1]] == [(7,), (7,)]
     with pytest.raises(ValueError, match="cannot write 21 of these 21 tokens"):
-        submit(b, 2, Source(21), produced=(7,))
+        submit(b, 2, Source(21), produced={0: (7,)})
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def test_what_a_policy_sees_of_candidates(bench: Make) -> None:
     b.submit(1, range(10), max_new=9)
     b.step()
     b.submit(2, range(20), max_new=5, n=3)
-    b.submit(3, range(50, 54), max_new=6, produced=(7, 8))
+    b.submit(3, range(50, 54), max_new=6, produced={0: (7, 8)})
     for _ in range(4):
         b.step()
     assert seen[0] == [(10, 0, 9, 1, 0)]

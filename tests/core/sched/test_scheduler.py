@@ -183,7 +183,7 @@ def test_capacity_is_exact(bench: Make, ahead: int) -> None:
 
 def test_an_answer_goes_on_after_the_tokens_of_another_engine(bench: Make) -> None:
     b = bench()
-    b.submit(1, [1, 2, 3], max_new=6, produced=(7, 8), choice=2, stop_ids=(9,), min_new_tokens=4)
+    b.submit(1, [1, 2, 3], max_new=6, n=3, produced={2: (7, 8)}, stop_ids=(9,), min_new_tokens=4)
     plan = b.step(9)
     (new,) = plan.admitted
     assert (new.tokens.tolist(), new.prompt_len, new.choice) == ([1, 2, 3, 7, 8], 3, 2)
@@ -195,7 +195,7 @@ def test_an_answer_goes_on_after_the_tokens_of_another_engine(bench: Make) -> No
         ((9,), Finish.STOP),
     ]
     assert [event.cached for event in b.events[1]] == [-1] * 3, "it was reported with the first token"
-    b.submit(2, [1, 2, 3], max_new=4, produced=(7, 8))
+    b.submit(2, [1, 2, 3], max_new=4, produced={0: (7, 8)})
     assert b.step().start.tolist() == [4], "a hit may end in the answer"
     assert b.scheduler.load().cached_tokens == 3, "only the prompt's tokens count"
 

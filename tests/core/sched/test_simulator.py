@@ -272,7 +272,7 @@ LOADED: list[dict[str, float]] = [
     {"cursed": 0.1, "poisoned": 0.1, "failures": 0.05},
     {"drafts": 4},
     {"searches": 0.4},
-    {"continued": 0.7, "most_choices": 1},
+    {"continued": 0.7},
 ]
 
 

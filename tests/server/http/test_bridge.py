@@ -395,7 +395,7 @@ def test_a_dead_engine_s_request_goes_on_where_it_was(two: Two) -> None:
     until(lambda: two.tokens(1) == [5, 6])
     two.die(dead)
     (onward,) = two.bodies(1 - dead, 1)
-    assert onward == msgspec.structs.replace(given, produced=(5, 6), prompt_logprobs=False)
+    assert onward == msgspec.structs.replace(given, produced={0: (5, 6)}, prompt_logprobs=False)
     other = two.engine.outlets[1 - dead]
     other.send(events((1, 0, [], RUNNING), unenforced={0: ["x"]}))
     other.send(events((1, 0, [7], RUNNING), cached={0: 1}))
@@ -407,24 +407,47 @@ def test_a_dead_engine_s_request_goes_on_where_it_was(two: Two) -> None:
 
 
 @several
-def test_what_cannot_move_ends_with_the_error(two: Two) -> None:
-    two.engine.supervisor.send(EngineLoad(1, Load(waiting=2, waiting_tokens=5000)))
-    until(lambda: two.bridge._fleet.links()[1].others == (2, 5000, 0))
-    for number, more in enumerate(({"n": 2}, {"n": 2}, {"beams": BeamSearch(2)}), 1):
-        two.submit(number, LONG, **more)
-    assert [two.place(number) for number in (1, 2, 3)] == [0, 0, 0]
+def test_every_choice_that_has_not_ended_goes_on_where_it_was(two: Two) -> None:
+    given = two.submit(1, n=4, prompt_logprobs=True)
     dead = two.place(1)
-    two.engine.outlets[dead].send(events((1, 1, [5], RUNNING)))
-    until(lambda: two.heard[1])
+    first = two.engine.outlets[dead]
+    first.send(events((1, 1, [5], RUNNING), (1, 2, [6], RUNNING), (1, 3, [7], STOP), cached={0: 3, 1: 3, 2: 3}))
+    first.send(events((1, 1, [8], RUNNING)))
+    until(lambda: sorted(two.tokens(1)) == [5, 6, 7, 8])
+    two.bridge.finish(1, 2, 1)
+    assert two.bodies(dead, 2) == [given, FinishChoice(1, 2, 1)]
     two.die(dead)
     (onward,) = two.bodies(1 - dead, 1)
-    assert isinstance(onward, Submit) and (onward.id, onward.produced, onward.n) == (2, (), 2), (
-        "nothing was told of it"
-    )
-    until(lambda: two.heard[3] and len(two.heard[1]) == 3)
-    assert [event.error and event.error[0] for event in two.heard[1]] == [None, "engine_failed", "engine_failed"]
-    assert two.heard[3][0].error is not None and not two.heard[2]
-    assert set(two.bridge._fleet.sent) == {2}
+    assert onward == msgspec.structs.replace(given, produced={0: (), 1: (5, 8)}), "choice 0 brings the prompt's report"
+    other = two.engine.outlets[1 - dead]
+    other.send(events((1, 0, [9], RUNNING), (1, 1, [10], STOP), cached={0: 1}))
+    until(lambda: len(two.tokens(1)) == 6)
+    assert [event.cached for event in two.heard[1] if event.cached >= 0] == [3], "of the first engine"
+    two.engine.supervisor.send(EngineBack(dead))
+    two.engine.connect(two.engine.inboxes[dead])
+    two.got[dead].clear()
+    two.die(1 - dead)
+    (again,) = two.bodies(dead, 1)
+    assert again == msgspec.structs.replace(given, produced={0: (9,)}, prompt_logprobs=False)
+    two.engine.outlets[-1].send(events((1, 0, [11], STOP)))
+    until(lambda: two.heard[1][-1].finish is STOP and two.tokens(1)[-1] == 11)
+    assert not two.bridge._fleet.sent
+
+
+@several
+def test_what_has_told_nothing_begins_again(two: Two) -> None:
+    two.engine.supervisor.send(EngineLoad(1, Load(waiting=2, waiting_tokens=5000)))
+    until(lambda: two.bridge._fleet.links()[1].others == (2, 5000, 0))
+    given = [two.submit(number, LONG, **more) for number, more in enumerate(({"n": 2}, {"beams": BeamSearch(2)}), 1)]
+    assert [two.place(number) for number in (1, 2)] == [0, 0]
+    two.engine.outlets[0].send(events((2, 0, [], RUNNING), unenforced={0: ["x"]}))
+    until(lambda: two.heard[2])
+    two.die(0)
+    assert two.bodies(1, 2) == given
+    two.engine.outlets[1].send(events((2, 0, [], RUNNING), unenforced={0: ["x"]}))
+    two.engine.outlets[1].send(events((2, 0, [5, 6], STOP), cached={0: 2}))
+    until(lambda: two.tokens(2) == [5, 6])
+    assert [(event.unenforced, event.cached) for event in two.heard[2]] == [(("x",), -1), ((), 2)]
 
 
 @several
@@ -435,7 +458,7 @@ def test_a_failing_engine_s_requests_move_before_its_end(two: Two) -> None:
     until(lambda: two.tokens(1) == [5])
     two.engine.outlets[dead].send(events((1, 0, [], Finish.ERROR), error={0: ("engine_failed", "the device")}))
     (onward,) = two.bodies(1 - dead, 1)
-    assert isinstance(onward, Submit) and onward.produced == (5,)
+    assert isinstance(onward, Submit) and onward.produced == {0: (5,)}
     two.engine.outlets[dead].send(events((1, 0, [8], STOP)))
     for number in (2, 3):
         two.submit(number, [number] * 200)
@@ -450,7 +473,7 @@ def test_tokens_that_come_together_with_the_error_are_computed_again(two: Two) -
     dead = two.place(1)
     two.engine.outlets[dead].send(events((1, 0, [5], Finish.ERROR), error={0: ("engine_failed", "the device")}))
     (onward,) = two.bodies(1 - dead, 1)
-    assert isinstance(onward, Submit) and onward.produced == (), "the client has not got it"
+    assert isinstance(onward, Submit) and onward.produced == {}, "the client has not got it"
     two.engine.outlets[1 - dead].send(events((1, 0, [6], STOP)))
     until(lambda: two.heard[1])
     assert two.tokens(1) == [6]

@@ -32,27 +32,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bodies() -> list[dict[str, Any]]:
+    """Most ask for several answers, so one of those runs on every engine."""
     rest = {"max_tokens": LENGTH, "ignore_eos": True, "logprobs": 1, "stream": True}
     usage = {"stream_options": {"include_usage": True}}
     return [
-        *({"prompt": prompt, "temperature": 0, **rest, **usage} for prompt in PROMPTS),
-        {"prompt": PROMPTS[1], "temperature": 0.9, "top_p": 0.8, "seed": 3, "frequency_penalty": 0.3, **rest, **usage},
-        {"prompt": PROMPTS[0], "temperature": 0.9, "seed": 7, "repetition_penalty": 1.2, **rest, **usage},
+        *({"prompt": prompt, "temperature": 0, "n": n, **rest, **usage} for n, prompt in enumerate(PROMPTS, 1)),
+        {"prompt": PROMPTS[1], "top_p": 0.8, "seed": 3, "frequency_penalty": 0.3, "n": 2, **rest, **usage},
+        {"prompt": PROMPTS[0], "temperature": 0.9, "seed": 7, "repetition_penalty": 1.2, "n": 2, **rest, **usage},
     ]
 
 
-def answer(port: int, body: dict[str, Any]) -> tuple[str, list[float], dict[str, Any]]:
-    """Text, log-probabilities and usage of a streamed answer."""
+Choice = tuple[str, list[float]]
+"""Text and log-probabilities."""
+
+
+def answer(port: int, body: dict[str, Any]) -> tuple[list[Choice], dict[str, Any]]:
+    """The choices of a streamed answer, and its usage."""
     with sockets.connect(port, timeout=120) as sock:
         sock.sendall(sockets.request("POST", "/v1/completions", body))
         data = sockets.read_until(sock, b"[DONE]")
     chunks = [json.loads(line) for line in re.findall(rb"data: (\{.*\})", data)]
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    told = [one for choice in choices for one in (choice.get("logprobs") or {}).get("token_logprobs", ())]
-    return "".join(choice["text"] for choice in choices), told, chunks[-1]["usage"]
+    parts = [choice for chunk in chunks for choice in chunk["choices"]]
+    choices = []
+    for number in range(body["n"]):
+        mine = [choice for choice in parts if choice["index"] == number]
+        told = [one for choice in mine for one in (choice.get("logprobs") or {}).get("token_logprobs", ())]
+        choices.append(("".join(choice["text"] for choice in mine), told))
+    return choices, chunks[-1]["usage"]
 
 
-def answers(port: int) -> list[tuple[str, list[float], dict[str, Any]]]:
+def answers(port: int) -> list[tuple[list[Choice], dict[str, Any]]]:
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(lambda body: answer(port, body), bodies()))
 
@@ -67,10 +76,11 @@ def one_runs(server: RunningServer) -> tuple[str, int]:
 
 
 def same(found: list[Any], expected: list[Any]) -> None:
-    for (text, logprobs, usage), (wanted, wanted_logprobs, wanted_usage) in zip(found, expected, strict=True):
-        assert text == wanted
-        assert logprobs == pytest.approx(wanted_logprobs, abs=1e-3) and len(logprobs) == LENGTH
-        assert usage["completion_tokens"] == wanted_usage["completion_tokens"] == LENGTH
+    for (choices, usage), (wanted, wanted_usage) in zip(found, expected, strict=True):
+        assert [text for text, _ in choices] == [text for text, _ in wanted]
+        for (_, logprobs), (_, wanted_logprobs) in zip(choices, wanted, strict=True):
+            assert logprobs == pytest.approx(wanted_logprobs, abs=1e-3) and len(logprobs) == LENGTH
+        assert usage["completion_tokens"] == wanted_usage["completion_tokens"] == LENGTH * len(choices)
         assert usage["prompt_tokens"] == wanted_usage["prompt_tokens"]
 
 

@@ -241,7 +241,7 @@ class FleetBridge:
             self._fleet.forget(number, whole=True)
 
     def _lose(self, gone: EngineGone) -> None:
-        """An engine has died. Its requests move on to others; those that cannot move end with an error."""
+        """An engine has died. Its requests move on to others; those that no other takes end with an error."""
         link = self._fleet.link(gone.engine)
         if link is None:
             return

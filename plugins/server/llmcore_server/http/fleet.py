@@ -56,17 +56,19 @@ class EngineLink(Destination):
 class Sent:
     """A request at an engine, and what another engine needs to go on with it.
 
-    `told`: the client has heard of an answer. `produced`: the tokens that it has, of a request for one choice.
+    `told`: the client has heard of an answer. `cached`: it has heard how much of the prompt was cached. `produced`:
+    the tokens that it has, by choices that have not ended.
     """
 
-    __slots__ = ("_answered", "link", "produced", "request", "stay", "told")
+    __slots__ = ("_answered", "cached", "link", "produced", "request", "stay", "told")
 
     def __init__(self, request: Submit, stay: Stay[EngineLink], before: Sent | None) -> None:
         self.request = request
         self.link = stay.at
         self.stay = stay
         self.told: bool = before is not None and before.told
-        self.produced: list[int] = [] if before is None else before.produced
+        self.cached: bool = before is not None and before.cached
+        self.produced: dict[int, list[int]] = before.produced if before else {one: [] for one in range(request.n)}
         self._answered = False
 
     def news(self, event: ChoiceEvent) -> ChoiceEvent | None:
@@ -74,24 +76,35 @@ class Sent:
         if not self._answered:
             self._answered = True
             self.stay.answered()
-        known = bool(self.produced) and event.cached >= 0
+        known = self.cached and event.cached >= 0
+        self.cached |= event.cached >= 0
         if known or (self.told and event.unenforced):
             event = msgspec.structs.replace(event, cached=-1 if known else event.cached, unenforced=())
             if not event.tokens and event.finish is _RUNNING:
                 return None
         self.told = True
-        if self.request.choices == 1:
-            self.produced.extend(event.tokens)
+        tokens = self.produced.get(event.choice)
+        if tokens is not None:
+            tokens.extend(event.tokens)
+        if event.finish is not _RUNNING:
+            self.end(event.choice)
         return event
 
+    def end(self, choice: int) -> None:
+        """A choice has ended, and does not move."""
+        self.produced.pop(choice, None)
+
     def onward(self) -> Submit | None:
-        """The request for another engine; None if it has state that cannot move."""
-        request = self.request
-        if request.beams is not None or (self.told and request.choices > 1):
+        """The request for another engine; None if all its choices have ended. A beam search tells nothing before its
+        end, so it begins again."""
+        request, produced = self.request, {number: tuple(tokens) for number, tokens in self.produced.items()}
+        if not produced:
             return None
-        if not self.produced:
+        if len(produced) == request.n and not any(produced.values()):
             return request
-        return msgspec.structs.replace(request, produced=tuple(self.produced), prompt_logprobs=False, prompt_top=0)
+        if produced.get(0) != ():  # the log-probabilities of the prompt came with the first token of choice 0
+            request = msgspec.structs.replace(request, prompt_logprobs=False, prompt_top=0)
+        return msgspec.structs.replace(request, produced=produced)
 
 
 class Fleet:
@@ -192,7 +205,7 @@ class Fleet:
         `before`: its stay at another engine.
         """
         scope, chunks = request.scope, []
-        if self._several and not request.prompt_logprobs:  # the engine computes the prompt of those anew
+        if self._several and not request.private:
             chunks = chunks_of(request.prompt.ids, scope)
         with self._lock:
             links = [link for link in self._links.values() if not link.failing]
@@ -203,7 +216,7 @@ class Fleet:
             if self._several:
                 link, hit = self._choose(request, links, chunks)
                 self._hits.sent(link.name, chunks)
-            left = len(request.prompt) + len(request.produced) - hit
+            left = len(request.prompt) + sum(map(len, request.produced.values())) - hit
             sent = Sent(request, Stay(link, max(0, left), self._lock), before)
             self.sent[request.id] = sent
             arrived = self._post(link, request)
@@ -212,18 +225,23 @@ class Fleet:
         return arrived
 
     def move(self, sent: Sent) -> bool:
-        """Send a request on to another engine, because its own one is gone or goes. False if it cannot move; it is
+        """Send a request on to another engine, because its own one is gone or goes. False if none takes it; it is
         forgotten then."""
         sent.link.failing = True
         self.forget(sent.request.id, whole=False)
-        onward = sent.onward()
+        with self._lock:
+            onward = sent.onward()
         return onward is not None and self.send(onward, sent)
 
     def tell(self, request: int, body: Abort | FinishChoice) -> None:
         """Tell the engine of a request."""
         with self._lock:
             sent = self.sent.get(request)
-            if sent is not None and self._links.get(sent.link.engine) is sent.link:
+            if sent is None:
+                return
+            if isinstance(body, FinishChoice):
+                sent.end(body.choice)
+            if self._links.get(sent.link.engine) is sent.link:
                 self._post(sent.link, body)
 
     def forget(self, request: int, *, whole: bool) -> None:

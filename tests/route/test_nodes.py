@@ -43,6 +43,16 @@ def test_a_node_has_what_was_sent_there_until_it_is_out() -> None:
     assert [place.hit for place in balancer.asked[2][1]] == [0, 0]
 
 
+def test_a_node_has_no_more_than_its_kv_cache_holds() -> None:
+    nodes, balancer, (first, _) = two()
+    nodes.succeeded(first, {"kv_total": 300})
+    for body in (BODY, BODY.replace(b"x", b"y"), BODY):
+        nodes.take(wish_of(body))
+    assert [places[0].hit for _, places in balancer.asked] == [0, 0, 0], "the second prompt took the first one's place"
+    nodes.take(wish_of(BODY))
+    assert balancer.asked[3][1][0].hit == 256
+
+
 def test_speeds_count_beside_each_other() -> None:
     nodes, balancer, _ = two(a=30.0, b=10.0)
     nodes.take(wish_of(BODY))

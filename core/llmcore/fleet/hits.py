@@ -1,4 +1,4 @@
-"""The prompts that places have probably cached, as their sender remembers."""
+"""The prompts that places have probably cached, as their sender knows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 
 CHUNK = 64
 """Tokens of a chunk. A prefix is known up to its last whole chunk."""
-
-LOST = 64
-"""Lost places, beside as many as live, after which the table is swept. A sweep of a full table takes 0.3 s."""
 
 _BYTES = CHUNK * 4
 _DIGITS = bytes.maketrans(b"01", b"\x00\x01")
@@ -33,30 +30,41 @@ def chunks_of(ids: NDArray[np.int32], salt: bytes = b"") -> list[int]:
 
 
 class Hits:
-    """The chunks that each place has. It remembers the `most` chunks that were sent last."""
+    """The chunks that each place has: those that were sent there last, as many as its KV cache holds.
+
+    A place whose KV cache is not known, or is larger than its share of `most` chunks, gets that share.
+    """
 
     def __init__(self, most: int = 1 << 20) -> None:
         self._most = most
-        self._chunks: OrderedDict[int, int] = OrderedDict()
-        """Chunk -> a bit for each place that has it, the least recently sent first."""
+        self._places: dict[int, int] = {}
+        """Chunk -> a bit for each place that has it."""
+        self._chunks: dict[str, OrderedDict[int, None]] = {}
+        """Place -> its chunks, the least recently sent first."""
         self._numbers: dict[str, int] = {}
         """Place -> the number of its bit."""
-        self._names: list[str | None] = []
-        """By number; None for a place that is lost and that chunks may still name."""
+        self._names: list[str] = []
+        """By number. The name of a place that is lost stays until another place gets its number."""
         self._free: list[int] = []
 
     def __len__(self) -> int:
         """The chunks that it remembers."""
-        return len(self._chunks)
+        return len(self._places)
 
-    def sent(self, place: str, chunks: Sequence[int]) -> None:
-        """A prompt with these chunks went to `place`. Its beginning is forgotten last."""
-        bit, known = 1 << self._number(place), self._chunks
+    def sent(self, place: str, chunks: Sequence[int], kv: int = 0) -> None:
+        """A prompt with these chunks went to `place`, whose KV cache holds `kv` tokens (0: not known). The prompt's
+        beginning is forgotten last, as a prefix cache evicts it last."""
+        bit, mine, places = 1 << self._number(place), self._chunks[place], self._places
         for chunk in reversed(chunks):
-            known[chunk] = known.get(chunk, 0) | bit
-            known.move_to_end(chunk)
-        while len(known) > self._most:
-            known.popitem(last=False)
+            if chunk in mine:
+                mine.move_to_end(chunk)
+            else:
+                mine[chunk] = None
+                places[chunk] = places.get(chunk, 0) | bit
+        share = max(1, self._most // len(self._chunks))
+        most = min(kv // CHUNK or share, share)
+        while len(mine) > most:
+            self._forget(mine.popitem(last=False)[0], bit)
 
     def _number(self, place: str) -> int:
         number = self._numbers.get(place)
@@ -64,6 +72,7 @@ class Hits:
             number = self._free.pop() if self._free else len(self._names)
             self._names[number : number + 1] = [place]
             self._numbers[place] = number
+            self._chunks[place] = OrderedDict()
         return number
 
     def lost(self, place: str) -> None:
@@ -71,22 +80,24 @@ class Hits:
         number = self._numbers.pop(place, None)
         if number is None:
             return
-        self._names[number] = None
-        if len(self._names) - len(self._free) > 2 * len(self._numbers) + LOST:
-            self._sweep()
+        for chunk in self._chunks.pop(place):
+            self._forget(chunk, 1 << number)
+        self._free.append(number)
 
-    def _sweep(self) -> None:
-        """Clears the bits of lost places, so that they can be given to others."""
-        kept = sum(1 << number for number in self._numbers.values())
-        self._chunks = OrderedDict((chunk, bits & kept) for chunk, bits in self._chunks.items() if bits & kept)
-        self._free = [number for number, name in enumerate(self._names) if name is None]
+    def _forget(self, chunk: int, bit: int) -> None:
+        """The place of `bit`, which has the chunk, has it no more."""
+        left = self._places[chunk] ^ bit
+        if left:
+            self._places[chunk] = left
+        else:
+            del self._places[chunk]
 
     def found(self, chunks: Sequence[int]) -> dict[str, int]:
         """The tokens at the beginning of a prompt that each place has; places that have none are left out."""
         found: dict[str, int] = {}
         having = -1
         for number, chunk in enumerate(chunks):
-            still = having & self._chunks.get(chunk, 0)
+            still = having & self._places.get(chunk, 0)
             ended = having & ~still
             if number and ended:
                 self._end(ended, number, found)
@@ -103,5 +114,4 @@ class Hits:
             f"{bits:b}"[::-1].encode().translate(_DIGITS)
         )  # a loop over bits takes ten times as long for 300 places
         for name in compress(self._names, digits):
-            if name is not None:
-                found[name] = length * CHUNK
+            found[name] = length * CHUNK

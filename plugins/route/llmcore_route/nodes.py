@@ -152,7 +152,7 @@ class Nodes:
                 raise none_ready(wish.model)
             hits = self._hits.found(wish.chunks)
             node = ready[self._chosen(wish.arrival, ready, hits)]
-            self._hits.sent(node.url, wish.chunks)
+            self._hits.sent(node.url, wish.chunks, node.kv_total)
             return Stay(node, max(0, wish.arrival.tokens - hits.get(node.url, 0)), self._lock)
 
     def succeeded(self, node: Node, load: Mapping[str, float] | None = None) -> None:

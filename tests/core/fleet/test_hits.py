@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from llmcore.fleet.hits import CHUNK, LOST, Hits, chunks_of
+from llmcore.fleet.hits import CHUNK, Hits, chunks_of
 
 
 def test_a_chunk_stands_for_all_before_it() -> None:
@@ -72,24 +72,37 @@ def test_it_finds_what_an_oracle_finds(seed: int) -> None:
         assert hits.found(asked) == oracle.found(asked)
 
 
-def test_it_forgets_what_was_sent_longest_ago() -> None:
-    hits = Hits(most=4)
-    hits.sent("a", [1, 2, 3])
-    hits.sent("b", [7])
+def test_it_forgets_what_a_place_was_sent_longest_ago() -> None:
+    hits = Hits()
+    hits.sent("a", [1, 2, 3], kv=4 * CHUNK)
+    hits.sent("b", [1, 2, 3], kv=4 * CHUNK)
+    hits.sent("a", [7], kv=4 * CHUNK)
+    hits.sent("a", [1], kv=4 * CHUNK)
+    hits.sent("a", [8, 9], kv=4 * CHUNK)
+    assert hits.found([1, 2, 3]) == {"a": CHUNK, "b": 3 * CHUNK}, "3 and 2, the end of the oldest prompt, went first"
+    assert hits.found([7]) == {"a": CHUNK} and hits.found([8, 9]) == {"a": 2 * CHUNK}
+    assert len(hits) == 6
+    hits.sent("a", [10, 11, 12, 13, 14], kv=4 * CHUNK)
+    assert hits.found([10, 11, 12, 13, 14]) == {"a": 4 * CHUNK}, "a prompt's beginning goes last"
+
+
+def test_a_place_that_does_not_tell_its_size_gets_its_share() -> None:
+    hits = Hits(most=6)
+    hits.sent("a", [1, 2, 3, 4, 5, 6, 7])
+    assert hits.found([1, 2, 3, 4, 5, 6, 7]) == {"a": 6 * CHUNK}
+    hits.sent("b", [1, 2, 3, 4], kv=100 * CHUNK)
+    assert hits.found([1, 2, 3, 4]) == {"a": 4 * CHUNK, "b": 3 * CHUNK}, "one that is larger, too"
     hits.sent("a", [1])
-    hits.sent("b", [8, 9])
-    assert len(hits) == 4
-    assert hits.found([1, 2, 3]) == {"a": CHUNK}, "1 was sent again; 3, the end of the oldest prompt, went first"
-    assert hits.found([7]) == {"b": CHUNK}
-    assert hits.found([8, 9]) == {"b": 2 * CHUNK}
+    assert hits.found([1, 2, 3, 4]) == {"a": 3 * CHUNK, "b": 3 * CHUNK}
 
 
 def test_places_that_come_and_go_leave_nothing() -> None:
     hits = Hits()
     hits.sent("stays", [1])
-    for number in range(10 * LOST):
+    for number in range(100):
         hits.sent(f"guest-{number}", [1, number + 2])
+        assert hits.found([1, number + 2]) == {"stays": CHUNK, f"guest-{number}": 2 * CHUNK}
         hits.lost(f"guest-{number}")
     assert hits.found([1]) == {"stays": CHUNK}
-    assert len(hits) <= LOST + 4, "the chunks of guests are swept"
+    assert len(hits) == 1 and len(hits._names) == 2, "a guest's number goes to the next"
     hits.lost("never seen")

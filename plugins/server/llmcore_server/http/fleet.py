@@ -11,7 +11,7 @@ from llmcore.api.balancing import Balancer
 from llmcore.api.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Submit
 from llmcore.api.errors import reraise_if_stopping
 from llmcore.fleet.destinations import Destination, Stay, arrival_of
-from llmcore.fleet.hits import CHUNK, Hits, chunks_of
+from llmcore.fleet.hits import Hits, chunks_of
 
 from llmcore_server.messages import (
     EngineToWorker,
@@ -28,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 LOST = ("engine_failed", "The engine has stopped; the request can be sent again when the server is back.")
 """The (code, message) of requests whose engine is gone."""
-
-KEPT = 2
-"""Prompts are remembered for this number of KV caches. An engine has evicted what is older."""
 
 _RUNNING = Finish.RUNNING
 
@@ -121,7 +118,7 @@ class Fleet:
         self._balancer = balancer
         self._lock = lock
         self._several = len(launch.engines) > 1
-        self._hits = Hits(most=max(1, KEPT * launch.facts.kv_tokens * len(launch.engines) // CHUNK))
+        self._hits = Hits()
         self._links: dict[int, EngineLink] = {}
         self._made = 0
         self._dropped = 0
@@ -215,7 +212,7 @@ class Fleet:
             link, hit = links[0], 0
             if self._several:
                 link, hit = self._choose(request, links, chunks)
-                self._hits.sent(link.name, chunks)
+                self._hits.sent(link.name, chunks, self._launch.facts.kv_tokens)
             left = len(request.prompt) + sum(map(len, request.produced.values())) - hit
             sent = Sent(request, Stay(link, max(0, left), self._lock), before)
             self.sent[request.id] = sent

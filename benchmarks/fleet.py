@@ -8,6 +8,9 @@ share of prompt tokens that caches had, the most work that one replica got betwe
 (above 3 it is a herd, as `llmcore_devtools.fleet.HERD` explains), the requests of the busiest replica beside the mean,
 requests that were sent to a dead replica, and the seconds that the simulation took.
 
+`--senders 8` has eight senders that share the calls, each with a balancer and a record of its own. They tell each
+other of their calls, as the HTTP workers of one server do. With `--silent` they do not, as several routers do not.
+
 `--kv_weights` plays the default with other weights of `kv_live` instead. This is how `KV_WEIGHT` was chosen.
 """
 
@@ -45,6 +48,8 @@ def main() -> None:
     parser.add_argument("--traces", nargs="+", choices=list(TRACES), default=list(TRACES))
     parser.add_argument("--balancers", nargs="+")
     parser.add_argument("--kv_weights", nargs="+", type=float)
+    parser.add_argument("--senders", type=int, default=1)
+    parser.add_argument("--silent", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     makers: Makers
@@ -55,14 +60,18 @@ def main() -> None:
         installed = {spec.name: load(spec.make) for spec, _ in registry.specs(BalancerSpec)}
         makers = {name: installed[name] for name in given.balancers or installed}
     lengths = read_lengths(LENGTHS)
-    print(f"{given.replicas} replicas, {given.requests} requests")
+    silent = ", silent" if given.silent else ""
+    print(f"{given.replicas} replicas, {given.requests} requests, {given.senders} senders{silent}")
     print("| trace | balancer | p50 s | p99 s | hits | herd | busiest | to dead | took s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in given.traces:
         trace = make_trace(name, lengths, given.replicas, given.requests, given.seed)
         for title, make in makers.items():
             begun = time.process_time()
-            out = simulate(trace, make(Random(given.seed)))
+            balancers = [
+                make(Random(f"{given.seed} {number}" if number else given.seed)) for number in range(given.senders)
+            ]
+            out = simulate(trace, *balancers, telling=not given.silent)
             took = time.process_time() - begun
             print(
                 f"| {name} | {title} | {out.quantile(0.5):.3f} | {out.quantile(0.99):.3f} | {out.hit:.1%} "

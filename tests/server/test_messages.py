@@ -31,6 +31,7 @@ from llmcore_server.messages import (
     Intake,
     Mailbox,
     Outlet,
+    Routed,
     Shutdown,
     Snapshot,
     State,
@@ -101,14 +102,15 @@ def test_messages_of_an_engine_to_a_worker_come_back_equal(message: EngineToWork
         EngineGone(1, "x"),
         EngineBack(1),
         EngineLoad(1, Load(waiting=3)),
+        Routed(1, 300, [(1 << 64) - 1, 0]),
     ],
 )
 def test_messages_to_a_worker_come_back_equal(message: ToWorker) -> None:
     assert msgspec.msgpack.decode(encode(message), type=ToWorker) == message
 
 
-@pytest.mark.parametrize("body", [Finished(RECORD), Snapshot(State(ready=True).load)])
-def test_messages_to_the_supervisor_come_back_equal(body: Finished | Snapshot) -> None:
+@pytest.mark.parametrize("body", [Finished(RECORD), Snapshot(State(ready=True).load), Routed(0, 0, [])])
+def test_messages_to_the_supervisor_come_back_equal(body: Finished | Snapshot | Routed) -> None:
     message = ToSupervisor("worker-1", body)
     assert msgspec.msgpack.decode(encode(message), type=ToSupervisor) == message
 

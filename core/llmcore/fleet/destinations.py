@@ -33,7 +33,7 @@ class Destination:
 
     `requests`, `waiting`, `kept`: the requests that are there from here, the tokens of those of their prompts that it
     has still to compute, and those that their prompts add to its KV cache. `others`: the same three numbers of what
-    others have sent there, as far as it tells.
+    others have sent there, as far as it or they tell.
     """
 
     requests: int = 0
@@ -48,6 +48,11 @@ class Destination:
         """It tells of all its requests, of the prompt tokens of those that wait, and of its KV, live and all."""
         live, self.kv_total = kv
         self.others = max(0, requests - self.requests), max(0, waiting - self.waiting), max(0, live - self.kept)
+
+    def shared(self, tokens: int) -> None:
+        """Another sender has sent a request there, with `tokens` to compute. It counts until the place tells."""
+        requests, waiting, kept = self.others
+        self.others = requests + 1, waiting + tokens, kept + tokens
 
     def candidate(self, name: str, hit: int, speed: float = 1.0) -> Candidate:
         """It, for a balancer. Requests sent from here count at once, others when it tells of them."""

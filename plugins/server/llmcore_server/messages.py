@@ -239,6 +239,17 @@ class EngineLoad(msgspec.Struct, frozen=True, tag="engine_load"):
     load: Load
 
 
+class Routed(msgspec.Struct, frozen=True, tag="routed"):
+    """A worker has sent a request to one of several engines. The supervisor passes it on to the other workers, so that
+    they choose as if they had sent it."""
+
+    engine: int
+    tokens: int
+    """Those that the engine has to compute before the first token."""
+    chunks: list[int]
+    """The chunks of its prompt, as `llmcore.fleet.hits` numbers them; none if the prompt does not stay cached."""
+
+
 class Intake(msgspec.Struct, frozen=True, tag="intake"):
     """From the engine, at every change: `full` if it has no room for another request, and the seconds after which one
     is worth another try."""
@@ -247,7 +258,7 @@ class Intake(msgspec.Struct, frozen=True, tag="intake"):
     retry_after: int
 
 
-ToWorker = State | EngineGone | EngineBack | EngineLoad | Shutdown
+ToWorker = State | EngineGone | EngineBack | EngineLoad | Routed | Shutdown
 """From the supervisor."""
 
 EngineToWorker = StepEvents | Intake
@@ -336,7 +347,7 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
     """A message in the supervisor's mailbox; `sender` is the child's name ("engine-0", "worker-3")."""
 
     sender: str
-    body: EngineReady | WorkerReady | Alive | Progress | Snapshot | Beat | Finished | Tallied | Probe
+    body: EngineReady | WorkerReady | Alive | Progress | Snapshot | Beat | Finished | Tallied | Routed | Probe
 
 
 class Tally:

@@ -38,6 +38,16 @@ def test_what_others_sent_is_what_it_tells_without_what_was_sent_from_here() -> 
     assert place.others == (0, 0, 0), "it has not heard of them yet"
 
 
+def test_what_another_sender_tells_of_counts_until_the_place_tells() -> None:
+    place = Destination()
+    place.told(1, 10, (10, 90))
+    place.shared(100)
+    place.shared(0)
+    assert place.others == (3, 110, 110)
+    place.told(2, 0, (60, 90))
+    assert place.others == (2, 0, 60)
+
+
 def test_requests_that_begin_alike_have_one_key() -> None:
     ids = np.arange(2 * KEY_TOKENS, dtype=np.int32)
     other = ids.copy()

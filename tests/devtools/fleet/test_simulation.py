@@ -77,5 +77,28 @@ def test_requests_of_a_dead_replica_are_answered_by_another() -> None:
     assert all(0.55 < seconds < 1.0 for seconds in got.first_tokens), got.first_tokens
 
 
+@pytest.mark.parametrize("name", TRACES)
+def test_senders_that_tell_each_other_do_about_as_well_as_one(name: str) -> None:
+    one, four = outcome(name, "cost"), simulate(trace(name), *(MAKERS["cost"](Random(seed)) for seed in range(4)))
+    assert four.quantile(0.99) <= 1.2 * one.quantile(0.99) and four.hit >= one.hit - 0.1 and four.herd <= HERD
+
+
+@pytest.mark.parametrize("name", ["zipf", "sessions", "memory"])
+def test_senders_that_know_only_their_own_calls_find_fewer_prefixes(name: str) -> None:
+    silent = simulate(trace(name), *(MAKERS["cost"](Random(seed)) for seed in range(4)), telling=False)
+    assert silent.hit < outcome(name, "cost").hit - 0.1
+    assert silent.quantile(0.99) > 1.5 * outcome(name, "cost").quantile(0.99)
+
+
+def test_a_sender_hears_of_the_calls_of_others_at_once() -> None:
+    """Two long prompts, of two senders, between two reports."""
+    calls = [Call(0.01 * number, 4_000, 10, 0, 0, number + 1) for number in (1, 2)]
+    both = Trace("two", calls, Fleet([Machine()] * 2))
+    balancers = [MAKERS["cost"](Random(0)) for _ in calls]
+    assert simulate(both, *balancers).busiest == 1
+    same = Trace("alike", [Call(call.time, 4_000, 10, 0, 4_000 // 64, call.own) for call in calls], both.fleet)
+    assert simulate(same, *balancers, telling=False).busiest == 2, "they prefer the same replica"
+
+
 def test_the_same_trace_gives_the_same_outcome() -> None:
     assert outcome("deaths", "cost") == simulate(trace("deaths"), MAKERS["cost"](Random(0)))

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 from llmcore.api.balancing import Arrival, Candidate
@@ -26,6 +27,7 @@ from llmcore.api.bridge import (
 from llmcore.api.errors import RequestError
 from llmcore.builtin.balancers import Cost
 from llmcore.config import Config
+from llmcore.fleet.hits import CHUNK, chunks_of
 from llmcore_server.http.bridge import FleetBridge, merge
 from llmcore_server.messages import (
     EngineBack,
@@ -36,6 +38,7 @@ from llmcore_server.messages import (
     Intake,
     Mailbox,
     Outlet,
+    Routed,
     Shutdown,
     State,
     ToEngine,
@@ -78,7 +81,7 @@ class Engine:
             log="",
             control=control,
             engines=tuple(engines),
-            config=Config(),
+            config=Config(plugin_options={"httpserver_workers": count}),
             worker=4,
             mailbox=f"ipc://{directory}/worker-4",
             listen_fd=0,
@@ -367,6 +370,39 @@ def test_a_request_goes_where_its_prefix_is_and_others_where_least_waits(two: Tw
     two.submit(20, [*LONG, 1], salt=b"x")
     two.submit(21, [*LONG, 1], client=3)
     assert two.place(20) != two.place(21), "neither finds the other's prefix"
+
+
+def routed(engine: Engine) -> list[Routed]:
+    """The requests of which the supervisor has been told."""
+    return [message.body for message in engine.control.drain() if isinstance(message.body, Routed)]
+
+
+@several
+def test_workers_tell_each_other_what_they_send(two: Two) -> None:
+    chunks = chunks_of(np.array(LONG, np.int32))
+    two.engine.supervisor.send(Routed(1, 40, chunks[:2]))
+    until(lambda: two.bridge._fleet.links()[1].others == (1, 40, 40))
+    two.submit(1, LONG)
+    assert two.place(1) == 1, "its prefix is there, though more waits"
+    two.engine.supervisor.send(Routed(1, 5000, []))
+    until(lambda: two.bridge._fleet.links()[1].others == (2, 5040, 5040))
+    two.submit(2, LONG, prompt_logprobs=True)
+    assert two.place(2) == 0
+    told: list[Routed] = []
+    until(lambda: told.extend(routed(two.engine)) or len(told) == 2)
+    assert told == [Routed(1, len(LONG) - 2 * CHUNK, chunks), Routed(0, len(LONG), [])]
+    two.die(1)
+    two.engine.supervisor.send(Routed(1, 5, chunks))
+    until(lambda: two.place(1) == 0)
+    until(lambda: told.extend(routed(two.engine)) or len(told) == 3)
+    assert told[2] == Routed(0, len(LONG), chunks), "what goes to a dead engine does not count"
+
+
+def test_one_engine_needs_no_such_word(engine: Engine) -> None:
+    engine.bridge.submit(submit(1), [].append)
+    assert engine.next() == submit(1)
+    until(lambda: any(message.sender == "worker-4" for message in engine.control.drain()))
+    assert not routed(engine)
 
 
 @several

@@ -24,6 +24,16 @@ def ask(server: RunningServer, ids: list[int]) -> tuple[int, bytes]:
     return status, body
 
 
+def asked(server: RunningServer, ids: list[int]) -> int:
+    """The worker that has answered."""
+    return int(orjson.loads(sockets.call(server.port, "POST", "/echo", {"ids": ids, "n_tokens": 1})[2])["pid"])
+
+
+def tokens_of(server: RunningServer) -> dict[str, int]:
+    """The prompt tokens that each engine has got, by the admin listener."""
+    return {one["name"]: one["load"]["prompt_tokens"] for one in info(server, server.admin_port)["engines"]}
+
+
 def info(server: RunningServer, port: int | None = None) -> Any:
     return orjson.loads(sockets.call(port or server.port, "GET", "/server_info")[2])
 
@@ -71,6 +81,22 @@ def test_streams_move_on_and_the_server_ends_with_its_last_engine(tmp_path: Path
         os.kill(names(server)[other], signal.SIGKILL)
         assert server.process.wait(60) == 1
         assert f"{other} was ended by SIGKILL" in server.log.read_text()
+
+
+def test_a_worker_finds_the_prefix_that_another_one_has_sent(tmp_path: Path) -> None:
+    """The first engine holds KV of an open stream. A worker that knew no more would send its prompts to the other."""
+    model = write_tokenizer(tmp_path / "model")
+    options = {"httpserver_workers": 2, "plugin_options": {"fake_step_seconds": 0.02}}
+    with serving(model, engine_module=FAKE_ENGINE, dp=2, plugins=(ECHO,), **options) as server:
+        ids = list(range(200))
+        with sockets.connect(server.port) as stream:
+            stream.sendall(sockets.request("POST", "/echo", {"ids": ids, "n_tokens": 20_000, "stream": True}))
+            until(lambda: len(busy(server)) == 1)
+            (first,) = busy(server)
+            answered: list[int] = []
+            until(lambda: answered.append(asked(server, ids)) or len(set(answered)) == 2)
+            until(lambda: sum(tokens_of(server).values()) == (1 + len(answered)) * len(ids))
+            assert tokens_of(server)[first] == (1 + len(answered)) * len(ids)
 
 
 def test_one_of_two_engines_is_replaced(tmp_path: Path) -> None:

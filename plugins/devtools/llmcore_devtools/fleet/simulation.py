@@ -1,7 +1,7 @@
-"""The front of a simulated fleet: it asks the balancer, hears reports late, and notices deaths by their silence.
+"""The senders of a simulated fleet: they ask balancers, hear reports late, and notice deaths by their silence.
 
-The front knows at once what it sends, and sees the first and the last token of each answer. All else it knows from
-reports.
+A sender knows at once what it sends, and sees the first and the last token of each answer. If the senders tell each
+other of their calls, it knows at once of those too. All else it knows from reports.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from itertools import count
 from typing import NamedTuple
 
 from llmcore.api.balancing import Arrival, Balancer, Candidate
-from llmcore.fleet.hits import CHUNK, Hits
+from llmcore.fleet.hits import Hits
 
 from llmcore_devtools.fleet.replica import Replica
-from llmcore_devtools.fleet.traces import Trace
+from llmcore_devtools.fleet.traces import Call, Trace
 
 REPORT = 0.25
 """Seconds between two reports of a replica's load."""
 
 SILENCE = 0.75
-"""Seconds without a report after which the front takes a replica for dead, and sends its requests elsewhere."""
+"""Seconds without a report after which the senders take a replica for dead, and send its requests elsewhere."""
 
 WARM = 0.2
 """The share of the calls at the beginning of which the times do not count, because all caches are empty."""
@@ -73,13 +73,12 @@ class _Event(NamedTuple):
 
 
 class _Place:
-    """A replica as the front knows it."""
+    """A replica, and what the senders have in common of it."""
 
     def __init__(self, index: int, replica: Replica) -> None:
         self.index = index
+        self.name = f"replica-{index}"
         self.replica = replica
-        self.known = Candidate(f"replica-{index}", kv_total=replica.machine.kv)
-        """Its last report, and the calls that the front has sent and seen since."""
         self.life = 0
         self.alive = True
         self.died = 0.0
@@ -93,30 +92,62 @@ class _Place:
         self.work = self.longest = 0
         """Uncached tokens of the calls since the last report, and of the longest of them."""
 
-    def report(self) -> None:
-        """The front hears of its load."""
-        replica, known = self.replica, self.known
-        known.waiting, known.requests, known.kv_live = replica.waiting, replica.requests, replica.live
-        known.latency = self.latency
-
     @property
     def idle(self) -> bool:
         """True if it got nothing since the last report and has no prompt to compute."""
         return self.listed and self.alive and not (self.work or self.replica.queue or self.replica.computing)
 
 
+class _Sender:
+    """A balancer, and what it is told. `known`: of each place its last report, and the calls since then."""
+
+    def __init__(self, balancer: Balancer, places: Sequence[_Place]) -> None:
+        self.balancer = balancer
+        self.hits = Hits()
+        self.known = [Candidate(place.name, kv_total=place.replica.machine.kv) for place in places]
+        self._named = {known.name: known for known in self.known}
+        self.candidates = self.known
+
+    def choose(self, call: Call, chunks: Sequence[int]) -> tuple[int, int]:
+        """The number of the candidate that gets a call, and the tokens of its prompt that it has to compute."""
+        found = self.hits.found(chunks)
+        having = [self._named[name] for name in found]
+        for known, tokens in zip(having, found.values(), strict=True):
+            known.hit = tokens if tokens < call.prompt else call.prompt - 1
+        chosen = self.balancer.choose(Arrival(call.prompt, chunks[0] if chunks else call.own), self.candidates)
+        work = call.prompt - self.candidates[chosen].hit
+        for known in having:
+            known.hit = 0
+        return chosen, work
+
+    def report(self, place: _Place) -> None:
+        """It hears of a place's load."""
+        replica, known = place.replica, self.known[place.index]
+        known.waiting, known.requests, known.kv_live = replica.waiting, replica.requests, replica.live
+        known.latency = place.latency
+
+    def sent(self, place: _Place, work: int, chunks: Sequence[int]) -> None:
+        """A call went to a place, from here or from a sender that tells of it."""
+        self.hits.sent(place.name, chunks, place.replica.machine.kv)
+        self.count(place, work, 1, work)
+
+    def count(self, place: _Place, waiting: int, requests: int, kv: int) -> None:
+        """Something was sent to a place, or it has computed or answered something."""
+        known = self.known[place.index]
+        known.waiting = max(0, known.waiting + waiting)
+        known.requests = max(0, known.requests + requests)
+        known.kv_live = max(0, known.kv_live + kv)
+
+
 class Simulation:
     """One run of a trace. All events with equal times happen in the order in which they were planned."""
 
-    def __init__(self, trace: Trace, balancer: Balancer) -> None:
-        self._calls, self._balancer = trace.calls, balancer
+    def __init__(self, trace: Trace, balancers: Sequence[Balancer], *, telling: bool) -> None:
+        self._calls, self._telling = trace.calls, telling
         self._machines, self._deaths = trace.fleet.machines, trace.fleet.deaths
         self._places = [_Place(index, Replica(machine)) for index, machine in enumerate(self._machines)]
         self._listed: list[_Place] = []
-        self._candidates: list[Candidate] = []
-        """The knowledge of the front about each listed place."""
-        self._named = {place.known.name: place.known for place in self._places}
-        self._hits = Hits(sum(machine.kv for machine in self._machines) // CHUNK)
+        self._senders = [_Sender(balancer, self._places) for balancer in balancers]
         self._events: list[_Event] = []
         self._order = count()
         self._now = 0.0
@@ -156,24 +187,21 @@ class Simulation:
         times = [self._first[number] for number in range(warm, len(self._calls))]
         return Outcome(times, self._cached / self._prompts, self._herd, busiest, self._to_dead, self._late)
 
+    def _sender(self, number: int) -> _Sender:
+        """The sender of a call: they take turns."""
+        return self._senders[number % len(self._senders)]
+
     def _plan(self, time: float, kind: str, replica: int, number: int = 0) -> None:
         life = self._places[replica].life
         heapq.heappush(self._events, _Event(time, next(self._order), kind, replica, life, number))
 
     def _send(self, number: int) -> None:
-        call = self._calls[number]
+        call, sender = self._calls[number], self._sender(number)
         chunks = call.chunks(call.prompt)
-        found = self._hits.found(chunks)
-        having = [self._named[name] for name in found]
-        for known, tokens in zip(having, found.values(), strict=True):
-            known.hit = tokens if tokens < call.prompt else call.prompt - 1
-        arrival = Arrival(call.prompt, chunks[0] if chunks else call.own)
-        place = self._listed[self._balancer.choose(arrival, self._candidates)]
-        work = call.prompt - place.known.hit
-        for known in having:
-            known.hit = 0
-        self._hits.sent(place.known.name, chunks)
-        self._count(place, work, 1, work)
+        chosen, work = sender.choose(call, chunks)
+        place = self._listed[chosen]
+        for one in self._senders if self._telling else (sender,):
+            one.sent(place, work, chunks)
         place.sent[number] = self._now, work
         place.got += 1
         place.work += work
@@ -197,23 +225,16 @@ class Simulation:
     def _computed(self, event: _Event) -> None:
         place = self._places[event.replica]
         for running, seconds in place.replica.computed():
-            self._count(place, -place.sent[running.number][1], 0, 0)
+            self._sender(running.number).count(place, -place.sent[running.number][1], 0, 0)
             self._first.setdefault(running.number, self._now - self._calls[running.number].time)
             self._plan(self._now + seconds, "finished", event.replica, running.number)
         self._start(place)
-
-    def _count(self, place: _Place, waiting: int, requests: int, kv: int) -> None:
-        """The front has sent something to a place, or sees that it has computed or answered something."""
-        known = place.known
-        known.waiting = max(0, known.waiting + waiting)
-        known.requests = max(0, known.requests + requests)
-        known.kv_live = max(0, known.kv_live + kv)
 
     def _finished(self, event: _Event) -> None:
         place = self._places[event.replica]
         place.replica.finish(event.number)
         sent, work = place.sent.pop(event.number)
-        self._count(place, 0, -1, -work)
+        self._sender(event.number).count(place, 0, -1, -work)
         took = self._now - sent
         place.latency = 0.9 * place.latency + 0.1 * took if place.latency else took
         self._done += 1
@@ -226,14 +247,17 @@ class Simulation:
         for place in self._places:
             if place.alive:
                 place.heard, place.listed = self._now, True
-                place.report()
+                for sender in self._senders:
+                    sender.report(place)
             elif place.listed and self._now - place.heard >= SILENCE:
                 place.listed = False
-                self._hits.lost(place.known.name)
+                for sender in self._senders:
+                    sender.hits.lost(place.name)
                 orphans += place.sent
                 place.sent = {}
         self._listed = [place for place in self._places if place.listed]
-        self._candidates = [place.known for place in self._listed]
+        for sender in self._senders:
+            sender.candidates = [sender.known[place.index] for place in self._listed]
         for number in orphans:
             self._send(number)
         self._plan(self._now + REPORT, "report", 0)
@@ -258,6 +282,9 @@ class Simulation:
         place.replica = Replica(place.replica.machine)
 
 
-def simulate(trace: Trace, balancer: Balancer) -> Outcome:
-    """Plays `trace` with `balancer`. Deterministic: a balancer draws from the random.Random that it was made with."""
-    return Simulation(trace, balancer).run()
+def simulate(trace: Trace, *balancers: Balancer, telling: bool = True) -> Outcome:
+    """Plays `trace` with one sender for each balancer. `telling`: each tells the others of its calls.
+
+    Deterministic: a balancer draws from the random.Random that it was made with.
+    """
+    return Simulation(trace, balancers, telling=telling).run()

@@ -45,6 +45,7 @@ from llmcore_server.messages import (
     Intake,
     Mailbox,
     Outlet,
+    Routed,
     Shutdown,
     State,
     Tallied,
@@ -71,7 +72,7 @@ class FleetBridge:
         self._control = Outlet(self._context, launch.control)
         self._sending = threading.Lock()
         self._requests = Subscribers(self._abandon)
-        self._fleet = Fleet(self._context, launch, balancer, self._sending)
+        self._fleet = Fleet(self._context, launch, balancer, self._control, self._sending)
         self._poller = zmq.Poller()
         self._watched: list[EngineLink] = []
         self._poller.register(self._mailbox.socket, zmq.POLLIN)
@@ -202,6 +203,8 @@ class FleetBridge:
                     self._informed.set()
                 case EngineLoad():
                     self._fleet.told(message.engine, message.load)
+                case Routed():
+                    self._fleet.routed(message)
                 case EngineGone():
                     self._lose(message)
                 case EngineBack():

@@ -20,9 +20,12 @@ from llmcore_server.messages import (
     Intake,
     Mailbox,
     Outlet,
+    Routed,
     ToEngine,
+    ToSupervisor,
     WorkerLaunch,
 )
+from llmcore_server.settings import Server
 
 logger = logging.getLogger(__name__)
 
@@ -107,17 +110,25 @@ class Sent:
 class Fleet:
     """All engines of a worker and its requests there. `lock` guards outlets and counts; no call blocks.
 
+    `control`: leads to the supervisor, which tells other workers of the requests.
     `sent`: the requests that are open, by id. For any thread, except what handles messages: `connect`, `lose`, `move`.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], launch: WorkerLaunch, balancer: Balancer, lock: threading.Lock
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        launch: WorkerLaunch,
+        balancer: Balancer,
+        control: Outlet,
+        lock: threading.Lock,
     ) -> None:
         self._context = context
         self._launch = launch
         self._balancer = balancer
         self._lock = lock
+        self._control = control
         self._several = len(launch.engines) > 1
+        self._shares = self._several and launch.config.section(Server).httpserver_workers > 1
         self._hits = Hits()
         self._links: dict[int, EngineLink] = {}
         self._made = 0
@@ -169,6 +180,13 @@ class Fleet:
             if link := self._links.get(engine):
                 link.told(load.running + load.waiting, load.waiting_tokens, (load.kv_live, load.kv_total))
 
+    def routed(self, message: Routed) -> None:
+        """Another worker has sent a request to an engine."""
+        with self._lock:
+            if link := self._links.get(message.engine):
+                link.shared(message.tokens)
+                self._note(link, message.chunks)
+
     @property
     def intake(self) -> Intake:
         """The word of all engines on room: full if all are."""
@@ -212,11 +230,12 @@ class Fleet:
             link, hit = links[0], 0
             if self._several:
                 link, hit = self._choose(request, links, chunks)
-                self._hits.sent(link.name, chunks, self._launch.facts.kv_tokens)
-            left = len(request.prompt) + sum(map(len, request.produced.values())) - hit
-            sent = Sent(request, Stay(link, max(0, left), self._lock), before)
-            self.sent[request.id] = sent
+                self._note(link, chunks)
+            left = max(0, len(request.prompt) + sum(map(len, request.produced.values())) - hit)
+            self.sent[request.id] = Sent(request, Stay(link, left, self._lock), before)
             arrived = self._post(link, request)
+            if arrived and self._shares:
+                self._control.send(ToSupervisor(self._launch.name, Routed(link.engine, left, chunks)))
         if not arrived:
             self.forget(request.id, whole=False)
         return arrived
@@ -259,6 +278,10 @@ class Fleet:
             logger.exception("the balancer failed; the first engine with room gets the request")
             chosen = links[0]
         return chosen, hits.get(chosen.name, 0)
+
+    def _note(self, link: EngineLink, chunks: list[int]) -> None:
+        """An engine has got a prompt with these chunks."""
+        self._hits.sent(link.name, chunks, self._launch.facts.kv_tokens)
 
     def _post(self, link: EngineLink, body: Submit | Abort | FinishChoice | Hello | Heartbeat) -> bool:
         return link.outlet.send(ToEngine(self._launch.worker, body)) > 0

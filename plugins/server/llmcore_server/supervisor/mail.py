@@ -19,6 +19,7 @@ from llmcore_server.messages import (
     Mailbox,
     Probe,
     Progress,
+    Routed,
     Snapshot,
     Tallied,
     ToSupervisor,
@@ -77,6 +78,8 @@ class Mail:
                     engine.heard(body)
                     if len(processes.engines) > 1:
                         processes.workers.tell(EngineLoad(engine.index, body.load))
+            case Routed():
+                processes.workers.tell(body, but=sender)
             case Finished():
                 self._status.sinks.request_finished(body.record)
             case EngineReady():

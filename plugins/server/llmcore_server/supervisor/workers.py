@@ -109,10 +109,11 @@ class Workers(Kind):
         """The processes that do not read their mailbox yet."""
         return [worker.child for worker in self._running if not worker.serves]
 
-    def tell(self, message: object) -> None:
-        """Send every worker a message; one that does not read its mailbox misses it."""
+    def tell(self, message: object, but: str = "") -> None:
+        """Send every worker a message, but not the one of this name; one that does not read its mailbox misses it."""
         for worker in self._running:
-            worker.child.tell(message)
+            if worker.child.name != but:
+                worker.child.tell(message)
 
 
 def number_of(worker: Child) -> int:

@@ -42,6 +42,7 @@ from llmcore_server.messages import (
     decode_launch,
     encode,
     encode_launch,
+    read_facts,
 )
 
 RECORD = RequestRecord(
@@ -129,6 +130,7 @@ def test_a_launch_carries_the_whole_config() -> None:
         max_running=5,
         report=(("a", "b"),),
     )
+    reader, writer = os.pipe()
     worker = WorkerLaunch(
         name="w",
         parent=1,
@@ -140,9 +142,12 @@ def test_a_launch_carries_the_whole_config() -> None:
         mailbox="m",
         listen_fd=3,
         tokenizer_dir="t",
-        facts=facts,
+        facts_fd=reader,
     )
     assert decode_launch(encode_launch(worker), WorkerLaunch) == worker
+    os.write(writer, encode(facts))
+    os.close(writer)
+    assert read_facts(worker) == facts
 
 
 def test_what_is_no_message_is_dropped_counted_and_logged_once(

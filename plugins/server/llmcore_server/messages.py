@@ -102,7 +102,8 @@ class WorkerLaunch(Launch, frozen=True, kw_only=True):
     """The listening socket, which all workers inherit."""
     tokenizer_dir: str
     """The directory of the tokenizer: model_dir, or that of its conversion."""
-    facts: ModelFacts
+    facts_fd: int
+    """A pipe for the model's facts (`read_facts`), which come when the engines have loaded it."""
 
 
 class TlsLaunch(Launch, frozen=True, kw_only=True):
@@ -407,6 +408,12 @@ def decode_launch(data: bytes, kind: type[L]) -> L:
             "restart the server"
         )
     return msgspec.msgpack.decode(body, type=kind)
+
+
+def read_facts(launch: WorkerLaunch) -> ModelFacts:
+    """The facts that the supervisor writes into a worker's pipe, once they are there."""
+    with open(launch.facts_fd, "rb") as file:
+        return msgspec.msgpack.decode(file.read(), type=ModelFacts)
 
 
 class Mailbox(Generic[M]):

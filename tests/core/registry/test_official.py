@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from llmcore.api.bridge import ModelFacts
 from llmcore.api.specs import DeviceInfo, PluginInfo
 from llmcore.builtin.commands import register_commands
 from llmcore.cli import main
@@ -75,16 +74,15 @@ def test_guided_decoding_names_its_plugin(installed: list[str]) -> None:
 def test_a_start_says_so(installed: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = write_tokenizer(tmp_path / "model")
     (directory / "chat_template.jinja").write_text(HERMES)
-    facts = ModelFacts(architecture="a", vocab_size=1, max_input_len=1, max_total_len=2, kv_tokens=2, max_running=1)
-    _, told = with_parsers(Registry(()), make_config(), facts, str(directory))
+    _, rows = with_parsers(Registry(()), make_config(), str(directory))
     assert "plugin-parsers is not installed" in caplog.text
-    assert ("not installed", "guided decoding comes with pip install plugin-guided") in told.report
+    assert ("not installed", "guided decoding comes with pip install plugin-guided") in rows
     caplog.clear()
     installed += ["plugin-parsers", "plugin-guided"]
-    _, told = with_parsers(Registry(()), make_config(), facts, str(directory))
-    assert "not installed" not in caplog.text + str(told.report)
+    _, rows = with_parsers(Registry(()), make_config(), str(directory))
+    assert "not installed" not in caplog.text + str(rows)
     installed.clear()
-    with_parsers(Registry(()), make_config(tool_call_parser="none", reasoning_parser="none"), facts, str(directory))
+    with_parsers(Registry(()), make_config(tool_call_parser="none", reasoning_parser="none"), str(directory))
     assert "plugin-parsers" not in caplog.text, "none was asked for"
 
 

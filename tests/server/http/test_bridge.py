@@ -86,10 +86,10 @@ class Engine:
             mailbox=f"ipc://{directory}/worker-4",
             listen_fd=0,
             tokenizer_dir="",
-            facts=FACTS,
+            facts_fd=-1,
         )
         self.shutdowns: list[float] = []
-        self.bridge = FleetBridge(launch, on_shutdown=self.shutdowns.append, balancer=Cost(Random(0)))
+        self.bridge = FleetBridge(launch, FACTS, on_shutdown=self.shutdowns.append, balancer=Cost(Random(0)))
         self.supervisor = Outlet(self.context, launch.mailbox)
         self.outlets: list[Outlet] = []
         for inbox in self.inboxes:

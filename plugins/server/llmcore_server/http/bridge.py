@@ -20,6 +20,7 @@ from llmcore.api.bridge import (
     Finish,
     FinishChoice,
     Load,
+    ModelFacts,
     Sink,
     StepEvents,
     Submit,
@@ -63,7 +64,9 @@ _ENDING = ("server_overloaded", "The server is shutting down; send the request a
 class FleetBridge:
     """`bridge.Bridge` over the wire to one engine or several, for one worker. `balancer` chooses among several."""
 
-    def __init__(self, launch: WorkerLaunch, *, on_shutdown: Callable[[float], None], balancer: Balancer) -> None:
+    def __init__(
+        self, launch: WorkerLaunch, facts: ModelFacts, *, on_shutdown: Callable[[float], None], balancer: Balancer
+    ) -> None:
         self._worker = launch.worker
         self._name = launch.name
         self._on_shutdown = on_shutdown
@@ -72,14 +75,14 @@ class FleetBridge:
         self._control = Outlet(self._context, launch.control)
         self._sending = threading.Lock()
         self._requests = Subscribers(self._abandon)
-        self._fleet = Fleet(self._context, launch, balancer, self._control, self._sending)
+        self._fleet = Fleet(self._context, launch, facts.kv_tokens, balancer, self._control, self._sending)
         self._poller = zmq.Poller()
         self._watched: list[EngineLink] = []
         self._poller.register(self._mailbox.socket, zmq.POLLIN)
         self._tally = Tally(launch.name)
         self._stopping = threading.Event()
         self._over = threading.Event()
-        limits = bounds(launch.config, launch.facts, engines=len(launch.engines))
+        limits = bounds(launch.config, facts, engines=len(launch.engines))
         self.gate = Gate(limits, self._unready)
         self.deadlines = Deadlines()
         self.send_batch = SendBatch()

@@ -110,20 +110,23 @@ class Sent:
 class Fleet:
     """All engines of a worker and its requests there. `lock` guards outlets and counts; no call blocks.
 
-    `control`: leads to the supervisor, which tells other workers of the requests.
-    `sent`: the requests that are open, by id. For any thread, except what handles messages: `connect`, `lose`, `move`.
+    `kv_tokens`: those that each engine's KV cache holds. `control`: leads to the supervisor, which tells other workers
+    of the requests. `sent`: the requests that are open, by id. For any thread, except what handles messages:
+    `connect`, `lose`, `move`.
     """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         launch: WorkerLaunch,
+        kv_tokens: int,
         balancer: Balancer,
         control: Outlet,
         lock: threading.Lock,
     ) -> None:
         self._context = context
         self._launch = launch
+        self._kv_tokens = kv_tokens
         self._balancer = balancer
         self._lock = lock
         self._control = control
@@ -281,7 +284,7 @@ class Fleet:
 
     def _note(self, link: EngineLink, chunks: list[int]) -> None:
         """An engine has got a prompt with these chunks."""
-        self._hits.sent(link.name, chunks, self._launch.facts.kv_tokens)
+        self._hits.sent(link.name, chunks, self._kv_tokens)
 
     def _post(self, link: EngineLink, body: Submit | Abort | FinishChoice | Hello | Heartbeat) -> bool:
         return link.outlet.send(ToEngine(self._launch.worker, body)) > 0

@@ -1,7 +1,7 @@
 """`python -m llmcore_server.http.worker FD`: one HTTP worker process.
 
-It loads plugins, the tokenizer and the dialects, serves on the inherited listening socket, and imports neither torch
-nor transformers.
+It loads plugins and the tokenizer while the engines load the model. Then it loads the dialects and serves on the
+inherited listening socket. It imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llmcore_server.http.observers import HOOK, Observers
 from llmcore_server.http.streaming import HttpServer, Limits
 from llmcore_server.http.streaming.limits import connections
 from llmcore_server.logs import log_request
-from llmcore_server.messages import WorkerLaunch
+from llmcore_server.messages import WorkerLaunch, read_facts
 from llmcore_server.settings import Access, Prompts, Server
 from llmcore_server.templates import render_in_children
 
@@ -74,13 +74,14 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
     routing = launch.config.section(Server).routing_strategy
     balancer = load(registry.find(BalancerSpec, routing).make)(Random())
-    bridge = FleetBridge(launch, on_shutdown=stop, balancer=balancer)
+    facts = read_facts(launch)
+    bridge = FleetBridge(launch, facts, on_shutdown=stop, balancer=balancer)
     plugins = [Observers(registry)] if registry.implementers(HOOK) else []
     front = Front(
         config=launch.config,
         bridge=bridge,
         tokenizer=tokenizer,
-        facts=launch.facts,
+        facts=facts,
         state=lambda: bridge.state,
         parsers=open_parsers(parsers, model, tokenizer),
         processors=frozenset(

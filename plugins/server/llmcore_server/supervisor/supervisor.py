@@ -194,12 +194,14 @@ class Supervisor:
                 tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
         except Stopped:
             return False
+        config, parsers = with_parsers(self._registry, self._spawner.config, tokenizer_dir)
+        processes.workers.prepare(config, tokenizer_dir)
         if not self._wait_until(lambda: all(engine.facts is not None for engine in self._engines)):
             return False
         processes.entrance.listen()
-        config, facts = with_parsers(self._registry, self._spawner.config, processes.model(), tokenizer_dir)
-        report = (*facts.report, *self._rows(), *processes.admin.rows)
-        processes.workers.prepare(config, msgspec.structs.replace(facts, report=report), tokenizer_dir)
+        facts = processes.model()
+        report = (*facts.report, *parsers, *self._rows(), *processes.admin.rows)
+        processes.workers.know(msgspec.structs.replace(facts, report=report))
         if not self._wait_until(self._all_ready):
             return False
         self._serves, self._status.not_ready = True, ""

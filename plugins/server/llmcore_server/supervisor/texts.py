@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-from llmcore.api.bridge import ModelFacts
 from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.specs import BalancerSpec, OutputParserSpec, TokenizerSpec
 from llmcore.config import Config
@@ -49,10 +48,8 @@ def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> st
     return str(tokenizer)
 
 
-def with_parsers(
-    registry: Registry, config: Config, facts: ModelFacts, tokenizer_dir: str
-) -> tuple[Config, ModelFacts]:
-    """Settings and facts for workers. They name this model's parsers, also for the start-up summary.
+def with_parsers(registry: Registry, config: Config, tokenizer_dir: str) -> tuple[Config, Sequence[tuple[str, str]]]:
+    """Settings for workers, which name this model's parsers, and the parsers' rows of the start-up summary.
 
     If no parser here reads the model's chat template, the log names an official plugin whose parser does.
     """
@@ -64,8 +61,7 @@ def with_parsers(
             logger.warning(line)
     lacking = processors_that_help(spec.name for spec, _ in registry.specs(LogitsProcessorSpec))
     rows = (*parsers.rows(), *(("not installed", line) for line in lacking))
-    told = msgspec.structs.replace(facts, report=(*facts.report, *rows))
-    return replace(config, model=parsers.named(config.model)), told
+    return replace(config, model=parsers.named(config.model)), rows
 
 
 def _parser_specs(registry: Registry) -> list[OutputParserSpec]:

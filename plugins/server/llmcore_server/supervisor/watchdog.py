@@ -84,6 +84,10 @@ class Silence:
         self._heard = now
         self._spoke = False
 
+    def begin(self, now: float) -> None:
+        """It can speak from now on."""
+        self._heard = now
+
     def heard(self, now: float) -> None:
         """It said something."""
         self._heard = now

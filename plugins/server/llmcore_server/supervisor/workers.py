@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
 
@@ -9,7 +11,7 @@ import msgspec
 from llmcore.api.bridge import ModelFacts
 from llmcore.config import Config
 
-from llmcore_server.messages import Shutdown, WorkerLaunch
+from llmcore_server.messages import Shutdown, WorkerLaunch, encode
 from llmcore_server.settings import Server
 from llmcore_server.supervisor.child import Child, Spawner
 from llmcore_server.supervisor.restart import Kind, Running
@@ -33,43 +35,82 @@ class Workers(Kind):
         self._listener = listener
         self._engines = engines
         self._config = spawner.config
-        self._model: tuple[ModelFacts, str] | None = None
+        self._tokenizer_dir: str | None = None
+        self._facts: ModelFacts | None = None
+        self._pipes: list[int] = []
+        """The ends, for facts, of pipes to workers that wait for them."""
         self._retired: list[Running] = []
         self._next = 0
 
     @property
     def _wanted(self) -> int:
-        return 0 if self._model is None else self._config.section(Server).httpserver_workers
+        return 0 if self._tokenizer_dir is None else self._config.section(Server).httpserver_workers
 
     def _spawn(self) -> Child:
-        assert self._model is not None
         number, self._next = self._next, self._next + 1
         name, fd = f"{_NAME}{number}", self._listener.fileno()
-        return self._spawner.spawn(
-            WORKER_MODULE,
-            WorkerLaunch,
-            name,
-            (fd,),
-            mailbox=self._spawner.directory.address(name),
-            unread=100,
-            thread_caches=False,
-            config=self._config,
-            worker=number,
-            engines=self._engines,
-            listen_fd=fd,
-            facts=self._model[0],
-            tokenizer_dir=self._model[1],
-        )
+        reader, writer = os.pipe()
+        self._pipes.append(writer)
+        try:
+            worker = self._spawner.spawn(
+                WORKER_MODULE,
+                WorkerLaunch,
+                name,
+                (fd, reader),
+                mailbox=self._spawner.directory.address(name),
+                unread=100,
+                thread_caches=False,
+                config=self._config,
+                worker=number,
+                engines=self._engines,
+                listen_fd=fd,
+                facts_fd=reader,
+                tokenizer_dir=self._tokenizer_dir,
+            )
+        finally:
+            os.close(reader)
+        self._tell_facts()
+        return worker
 
-    def prepare(self, config: Config, facts: ModelFacts, tokenizer_dir: str) -> None:
-        """Set what workers are started with, when the model is known. Call it before `spawn_missing`."""
-        self._config = config
-        self._model = (facts, tokenizer_dir)
+    def prepare(self, config: Config, tokenizer_dir: str) -> None:
+        """Set what workers are started with. `spawn_missing` starts them; they load the tokenizer and wait."""
+        self._config, self._tokenizer_dir = config, tokenizer_dir
+
+    def know(self, facts: ModelFacts) -> None:
+        """The model is known: let the workers serve it."""
+        self._facts = facts
+        self._tell_facts()
+        for worker in self._running:
+            worker.silence.begin(self._spawner.clock.now)
+
+    def _tell_facts(self) -> None:
+        """Write the facts to all workers that wait for them. A pipe has room for them."""
+        if self._facts is None:
+            return
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):  # it has died, and is replaced
+                os.write(pipe, encode(self._facts))
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for pipe in self._pipes:
+            os.close(pipe)
+        self._pipes = []
+
+    def hung(self) -> list[tuple[Child, str]]:
+        """See Kind. Workers that wait for the model are silent."""
+        return [] if self._facts is None else super().hung()
+
+    def close(self) -> None:
+        """See Kind."""
+        super().close()
+        self._close_pipes()
 
     def renew(self, facts: ModelFacts) -> None:
         """End every worker, to be replaced by one that knows these facts. Connections wait meanwhile."""
-        if self._model is not None:
-            self._model = (msgspec.structs.replace(facts, report=self._model[0].report), self._model[1])
+        if self._facts is None:
+            return
+        self._facts = msgspec.structs.replace(facts, report=self._facts.report)
         self.tell(Shutdown())
         for worker in self._running:
             worker.born = time.monotonic()
@@ -111,7 +152,7 @@ class Workers(Kind):
 
     def tell(self, message: object, but: str = "") -> None:
         """Send every worker a message, but not the one of this name; one that does not read its mailbox misses it."""
-        for worker in self._running:
+        for worker in self._running if self._facts is not None else ():  # else they wait, and would read it late
             if worker.child.name != but:
                 worker.child.tell(message)
 

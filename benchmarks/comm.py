@@ -1,17 +1,21 @@
 """The ops over several GPUs of a host, in one table: microseconds per call inside a captured CUDA graph.
 
-    python benchmarks/comm.py [--ranks 2] [--hidden 4096] [--vocab 128256] [--calls 10000]
+    python benchmarks/comm.py [--ranks 2] [--hidden 4096] [--vocab 128256] [--calls 10000] [--out FOLDER]
 
 Rows are counts of tokens. Columns are kernels:
 
-- nccl, one_shot: the sum over the ranks of [tokens, hidden]
+- nccl, one_shot, two_shot: the sum over the ranks of [tokens, hidden]
 - `+ norm`: the sum together with the residual and the norm that follow it; NCCL leaves these to a second launch
 - gather: the gather of [tokens, vocabulary / ranks]
 - exchange: the gather of two numbers per token
 
-Each kernel is first compared with the sum in f32 in rank order. Then the script makes `--calls` sums with residual and
-norm, of changing sizes, each from the results of those before. They must leave the same bits on all ranks. The script
-starts a process for each rank. Exit code 1 if a comparison fails.
+Each kernel is first compared with the sum in f32 in rank order. one_shot and two_shot must have the same bits. Then
+the script makes `--calls` sums with residual and norm, of changing sizes and by turns through both, each from the
+results of those before. They must leave the same bits on all ranks. The script starts a process for each rank. Exit
+code 1 if a comparison fails.
+
+`--out plugins/triton/llmcore_triton/tuned` writes the times of one_shot and two_shot for this number of ranks and this
+hidden size into the table of this GPU. From then on the faster one is chosen in each token bucket.
 """
 
 from __future__ import annotations
@@ -24,8 +28,10 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
+import triton
 from llmcore.api.specs import DeviceInfo, OpContext, bucket_of
 from llmcore.builtin.devices.cuda import CUDA
 from llmcore.config import Config
@@ -33,6 +39,7 @@ from llmcore.ops import Op, add_rms_norm
 from llmcore.ops.comm import Peers, connect
 from llmcore.registry.loader import build_registry, load, select
 from llmcore.registry.resolve import candidates_for
+from llmcore_triton.tuned import written
 from torch.distributed import FileStore
 
 TOKENS = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
@@ -40,6 +47,8 @@ GATHERED = (1, 8, 32, 64, 128, 256)
 SECONDS = 60.0
 """A rank that waits longer for another one fails."""
 EPS = 1e-5
+SHARED = ("one_shot", "two_shot")
+"""The kernels that sum through shared memory."""
 
 
 class Rank:
@@ -51,6 +60,8 @@ class Rank:
         self.peers: Peers = connect(FileStore(options.store, options.ranks), options.rank, options.ranks, SECONDS)
         self.registry = build_registry(Config(discovered=select(None).plugins))
         self.good = True
+        self.times: dict[tuple[str, str, int], list[float]] = {}
+        """(op, kernel, token bucket) -> microseconds of its cases."""
 
     def op(self, name: str, kernel: str, size: int, tokens: int) -> Op:
         """The kernel of an op for rows of `size` bf16 numbers."""
@@ -102,34 +113,62 @@ class Rank:
 
 
 def sums(rank: Rank) -> None:
-    size = rank.options.hidden
-    rank.say(f"{'tokens':>8} {'KiB':>8} {'nccl':>9} {'one_shot':>9} {'nccl + norm':>12} {'one_shot + norm':>16}")
+    """Times and comparisons of the sums, without and with the norm behind them."""
+    size, names = rank.options.hidden, ("nccl", *SHARED)
+    rank.say(
+        f"{'tokens':>8} {'KiB':>8}" + "".join(f" {name:>16}" for name in (*names, *(f"{n} + norm" for n in names)))
+    )
     weight = torch.rand(size, device=rank.device.torch_device).bfloat16()
     for tokens in TOKENS:
         x = rank.rows(tokens, size)
         total = torch.zeros_like(x, dtype=torch.float32)
         for other in rank.peers.gathered(x):
             total += other.float()
-        nccl, one = (rank.op("comm.all_reduce", name, size, tokens) for name in ("nccl", "one_shot"))
-        for name, op in (("nccl", nccl), ("one_shot", one)):
-            rank.expect(torch.equal(op(x), total.bfloat16()), f"{name} sums {tokens} tokens wrongly")
-        norm = rank.op("add_rms_norm", "triton", size, tokens)
-        fused = rank.op("reduce_add_rms_norm", "one_shot", size, tokens)
         residual = rank.rows(tokens, size)
         residual.copy_(rank.peers.first(residual))
         wanted = add_rms_norm.reference(total.bfloat16(), residual, weight, EPS)
-        found = fused(x.clone(), residual.clone(), weight, EPS)
-        for mine, right in zip(found, wanted, strict=True):
-            error = (mine.float() - right.float()).abs().max() / right.float().abs().max()
-            rank.expect(bool(error < 1e-2), f"the fused norm of {tokens} tokens is off by {float(error):.3g}")
-        times = (
-            rank.timed(lambda op=nccl, x=x: op(x)),  # type: ignore[misc]
-            rank.timed(lambda op=one, x=x: op(x)),  # type: ignore[misc]
-            rank.timed(lambda op=nccl, then=norm, x=x, r=residual: then(op(x), r, weight, EPS)),  # type: ignore[misc]
-            rank.timed(lambda op=fused, x=x, r=residual: op(x, r, weight, EPS)),  # type: ignore[misc]
-        )
-        a, b, c, d = times
-        rank.say(f"{tokens:>8} {x.nbytes / 1024:>8,.0f} {a:>9.1f} {b:>9.1f} {c:>12.1f} {d:>16.1f}")
+        norm = rank.op("add_rms_norm", "triton", size, tokens)
+        plain = {name: rank.op("comm.all_reduce", name, size, tokens) for name in names}
+        fused: dict[str, Op] = {name: rank.op("reduce_add_rms_norm", name, size, tokens) for name in SHARED}
+        fused["nccl"] = lambda x, *rest, op=plain["nccl"], then=norm: then(op(x), *rest)  # type: ignore[misc]
+        exact = fused[SHARED[0]](x.clone(), residual.clone(), weight, EPS)
+        for name in names:
+            rank.expect(close(plain[name](x), total), f"{name} sums {tokens} tokens wrongly")
+            found = fused[name](x.clone(), residual.clone(), weight, EPS)
+            rank.expect(all(map(close, found, wanted)), f"{name} norms the sum of {tokens} tokens wrongly")
+            if name in SHARED:
+                same = [torch.equal(plain[name](x), total.bfloat16()), *map(torch.equal, found, exact)]
+                rank.expect(all(same), f"{name} has other bits for {tokens} tokens")
+        times = [
+            *(rank.timed(lambda op=plain[name], x=x: op(x)) for name in names),  # type: ignore[misc]
+            *(rank.timed(lambda op=fused[name], x=x, r=residual: op(x, r, weight, EPS)) for name in names),  # type: ignore[misc]
+        ]
+        keys = [(op, name) for op in ("comm.all_reduce", "reduce_add_rms_norm") for name in names]
+        for key, us in zip(keys, times, strict=True):
+            rank.times.setdefault((*key, bucket_of(tokens)), []).append(us)
+        rank.say(f"{tokens:>8} {x.nbytes / 1024:>8,.0f}" + "".join(f" {us:>16.1f}" for us in times))
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """True if they differ by rounding alone; NCCL decides the order of its summands."""
+    error = (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
+    return bool(error < 1e-2)
+
+
+def table(rank: Rank) -> None:
+    """Write the times of the sums through shared memory to the table by which kernels are chosen."""
+    entries = [
+        {
+            **{"op": op, "kernel": name, "dtype": "bf16", "bucket": bucket},
+            **{"shape": {"ranks": rank.options.ranks, "size": rank.options.hidden}},
+            **{"us": round(statistics.geometric_mean(times), 2), "config": {}},
+        }
+        for (op, name, bucket), times in rank.times.items()
+        if name in SHARED
+    ]
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    if rank.rank == 0:
+        print(f"\n{len(entries)} entries in {written(rank.options.out, entries, rank.device.info, versions)}")
 
 
 def gathers(rank: Rank) -> None:
@@ -155,10 +194,10 @@ def long_run(rank: Rank) -> None:
     weight = torch.ones(size, device=rank.device.torch_device).bfloat16()
     residual = torch.zeros(64, size, device=rank.device.torch_device).bfloat16()
     x = rank.rows(64, size)
-    fused = rank.op("reduce_add_rms_norm", "one_shot", size, 64)
+    fused = [rank.op("reduce_add_rms_norm", name, size, 64) for name in SHARED]
     for call in range(calls):
         tokens = 1 + call * 37 % 64
-        fused((x[:tokens] * 0.5).add_(rank.rank), residual[:tokens], weight, EPS)
+        fused[call // 3 % 2]((x[:tokens] * 0.5).add_(rank.rank), residual[:tokens], weight, EPS)
         residual.mul_(0.5)
     sums = zlib.crc32(residual.cpu().view(torch.uint8).numpy())
     every = {int(found) for found in rank.peers.gathered(torch.tensor([sums]))}
@@ -173,6 +212,8 @@ def as_rank(options: argparse.Namespace) -> int:
         sums(rank)
         gathers(rank)
         long_run(rank)
+    if options.out is not None and rank.good:
+        table(rank)
     sys.stdout.flush()
     os._exit(0 if rank.good else 1)  # NCCL may wait for ever when a communicator is destroyed
 
@@ -183,6 +224,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--out", type=Path, help="folder of tuned tables, for the times of the sums")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     options = parser.parse_args(given)

@@ -23,10 +23,8 @@ says so.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import importlib
-import json
 import math
 import os
 import re
@@ -47,6 +45,7 @@ from llmcore.registry.loader import build_registry, load, select
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import bucket_text, why_not
 from llmcore_devtools.kernels.compare import compare
+from llmcore_triton.tuned import written
 from tune_cases import PLAIN, TUNABLE, Call, Kernel, Workload, contexts, kernels_of, packed, plain_of
 
 Timer = Callable[[Sequence[Call], float], float]
@@ -277,24 +276,7 @@ def compile_share(registry: Registry, pairs: Sequence[tuple[Job, dict[str, Any]]
             print(job.name, config, error, file=sys.stderr)
 
 
-# --- the table -------------------------------------------------------------------------------------------------
-
-
-def written(folder: Path, entries: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> Path:
-    """Writes the table of this GPU to `folder`, with `entries` over the existing ones."""
-    path = folder / f"{re.sub(r'[^a-z0-9]+', '-', str(head['gpu']).lower()).strip('-')}.json"
-    old = json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else []
-    merged = {_key(entry): entry for entry in (*old, *entries)}
-    lines = ",\n".join(f"  {json.dumps(merged[key])}" for key in sorted(merged))
-    top = json.dumps(head)[:-1]
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{top}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
-    return path
-
-
-def _key(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    shape = json.dumps(entry["shape"], sort_keys=True)
-    return entry["op"], entry["dtype"], shape, str(entry["bucket"]), entry["kernel"], entry.get("layout", "")
+# --- the command line ---------------------------------------------------------------------------------------------
 
 
 def parse() -> argparse.Namespace:
@@ -351,14 +333,9 @@ def main() -> int:
         heated += heat
         return replayed(calls, heat)
 
-    head = {
-        **{"gpu": device.info.name, "capability": device.info.capability},
-        **{"date": datetime.date.today().isoformat(), "torch": torch.__version__, "triton": _triton()},
-    }
-
     def keep(entry: Mapping[str, Any]) -> None:
         # a run that is ended from outside loses nothing
-        written(options.out, [entry], head)
+        written(options.out, [entry], device.info, {"torch": torch.__version__, "triton": _triton()})
 
     def left() -> float:
         return end - time.monotonic()

@@ -198,7 +198,17 @@ def fail(peers: Any, rank: int, end: bool) -> Any:
     return {}
 
 
-TASKS: Mapping[str, Any] = {"generate": generate, "own_logits": own_logits, "comm": comm, "fail": fail}
+def late(peers: Any, seconds: float) -> Any:
+    """Rank 0 waits for rank 1 for `seconds`; rank 1 never comes."""
+    import torch
+
+    peers.set_limit(seconds)
+    if peers.rank == 0:
+        peers.gathered(torch.zeros(1))
+    return {}
+
+
+TASKS: Mapping[str, Any] = {"generate": generate, "own_logits": own_logits, "comm": comm, "fail": fail, "late": late}
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

@@ -187,3 +187,9 @@ def test_a_rank_that_fails_does_not_leave_the_other_waiting(end: bool, ranks: Tw
     with pytest.raises(Broken, match="rank 1 ended with 3" if end else "this rank has had enough"):
         ranks.ask("fail", rank=1, end=end)
     assert ranks.ask("comm", dtype="f32", shapes=[[2, 2]])[0]["wrong"] == []
+
+
+def test_a_rank_waits_no_longer_than_its_limit(ranks: TwoRanks) -> None:
+    with pytest.raises(Broken, match=r"rank 0(.|\n)*Operation timed out"):
+        ranks.ask("late", seconds=0.2)
+    assert ranks.ask("comm", dtype="f32", shapes=[[2, 2]])[0]["wrong"] == []

@@ -55,5 +55,23 @@ def test_a_layout_that_quantizes_has_measurements_of_its_own(tmp_path: Path, mon
     assert chosen == {"token": 32, "token-int8": 128, "token-fp8": 64}
 
 
+def test_a_table_keeps_what_was_not_measured_again(tmp_path: Path) -> None:
+    entry = {
+        "op": "linear",
+        "kernel": "a",
+        "dtype": "bf16",
+        "bucket": 0,
+        "shape": {"inputs": 4},
+        "us": 2.0,
+        "config": {},
+    }
+    device = DeviceInfo("cuda", "NVIDIA H200", capability=90)
+    tuned.written(tmp_path, [entry, {**entry, "kernel": "b"}], device, {"torch": "2.11.0"})
+    path = tuned.written(tmp_path, [{**entry, "us": 1.0}], device, {"torch": "2.13.0"})
+    table = json.loads(path.read_text())
+    assert path.name == "nvidia-h200.json" and (table["gpu"], table["torch"]) == ("NVIDIA H200", "2.13.0")
+    assert [(e["kernel"], e["us"]) for e in table["entries"]] == [("a", 1.0), ("b", 2.0)]
+
+
 def cost(spec: KernelSpec, context: OpContext) -> float | None:
     return None if spec.cost is None else load(spec.cost)(replace(context, kernel=spec.name))

@@ -164,8 +164,8 @@ class KernelSpec(Spec):
     tolerance: Mapping[str, float] = field(default_factory=dict)
     """dtype -> the largest error relative to the largest expected value, for a kernel that is less exact than its op's
     TOLERANCE. Other dtypes keep the op's tolerance."""
-    buffers: int = 0
-    """Bytes of device memory for exchanges between ranks. All ops of a kernel's name share them."""
+    buffers: Mapping[str, int] = field(default_factory=dict)
+    """Name -> bytes of device memory for exchanges between ranks. Kernels that give the same name share it."""
 
 
 @dataclass(frozen=True, kw_only=True)

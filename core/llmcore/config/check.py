@@ -136,6 +136,8 @@ def _idle(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("mem_fraction", "cache_max_entry_count"), "max_total_token_num already says how many tokens fit"
     if scheduling.length_estimator == "conservative" or scheduling.router_token_ratio == 0:
         yield ("router_max_new_token_len",), "nothing is capped when the full max_new_tokens is foreseen"
+    if config.model.ranks == 1:
+        yield ("rank_timeout",), "an engine has one process, which waits for none"
     if config.kernels.disable_cudagraph:
         yield ("graph_max_batch_size",), "disable_cudagraph is set"
     if config.model.trust_remote_code and (config.model.model_dir or "").endswith(".gguf"):

@@ -494,7 +494,10 @@ _INSTEAD: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         _SGLANG: ("cuda_graph_max_bs", "cuda_graph_bs"),
     },
     "leave it out: a server runs on one host": {
-        _SGLANG: ("dist_init_addr", "nccl_init_addr", "dist_timeout"),
+        _SGLANG: ("dist_init_addr", "nccl_init_addr"),
+    },
+    "give --rank_timeout": {
+        _SGLANG: ("dist_timeout",),
     },
     "choose the GPU with the variable CUDA_VISIBLE_DEVICES": {
         _SGLANG: ("base_gpu_id", "gpu_id_step"),

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="DataclassInstance")
 
+START_SECONDS = 600.0
+"""The most seconds that a rank waits for another one before the engine is ready: one may compile kernels in a step for
+which others wait already."""
+
 
 def option(default: Any, help: str, **more: Any) -> Any:
     """A setting: its default, one line of help, and further fields of `specs.OptionSpec`.
@@ -56,6 +60,13 @@ class Model:
         "with latent attention (MLA) get such replicas too.",
         unit="engines",
         low=1,
+    )
+    rank_timeout: float = option(
+        20.0,
+        "Seconds that one of several processes of a ready engine waits in a step for another one, until it fails and "
+        "the engine ends; at the start, while kernels are compiled, it waits up to ten minutes.",
+        low=1,
+        high=START_SECONDS,
     )
     tokenizer_mode: str = option("fast", "Which tokenizer to use.", choices=("fast", "slow", "auto"))
     tool_call_parser: str | None = option(

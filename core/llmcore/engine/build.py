@@ -69,6 +69,7 @@ def build_engine(
     ranks.begin(parts.limits)
     runner, kv_tokens = _runner(parts, tables_of(parts), ranks)
     rate = _stall(parts, runner)
+    ranks.set_limit(config.model.rank_timeout)
     slow = (*fallbacks(registry, loaded.build.resolutions), *kernels_that_help(device.info))
     for line in (*slow, *_without_effect(config, device)):
         logger.warning(line)

@@ -27,6 +27,7 @@ from llmcore.engine.rank_messages import (
     End,
     Follow,
     Go,
+    Limit,
     Make,
     Pulse,
     Question,
@@ -49,7 +50,7 @@ class Follower:
         self, rank: int, uplink: Uplink, pulse: Pulse, mesh: Mesh | None = None, device: int | None = None
     ) -> None:
         self.number = 0
-        self._mesh = mesh
+        self._mesh = mesh or Mesh()
         self._rank = rank
         self._device = rank if device is None else device
         self._uplink = uplink
@@ -91,6 +92,8 @@ class Follower:
                     self._answer(0)
                 case Make():
                     self._make(parts, message)
+                case Limit():
+                    self._mesh.set_limit(message.seconds)
                 case Ask():
                     self._answer(self._asked(parts)[message.what](message.value))
                 case End():

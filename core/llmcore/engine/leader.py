@@ -23,6 +23,7 @@ from llmcore.engine.rank_messages import (
     End,
     Follow,
     Go,
+    Limit,
     Link,
     Make,
     Pulse,
@@ -168,6 +169,9 @@ class Ranks(Protocol):
     def runner(self, runner: ModelRunner, kv_tokens: int, graph_bytes: int) -> Runner:
         """A runner for all ranks; `runner` is rank 0's, and the sizes are its own."""
 
+    def set_limit(self, seconds: float) -> None:
+        """End the start: from now on no rank waits for another one for more than `seconds` in a call."""
+
     def least(self, what: Question, mine: int, value: int = 0) -> int:
         """The least of all ranks' answers and `mine`."""
 
@@ -189,6 +193,9 @@ class Alone:
     def runner(self, runner: ModelRunner, kv_tokens: int, graph_bytes: int) -> Runner:
         """The runner itself."""
         return runner
+
+    def set_limit(self, seconds: float) -> None:
+        """No rank waits."""
 
     def least(self, what: Question, mine: int, value: int = 0) -> int:
         """`mine`."""
@@ -227,6 +234,11 @@ class Led:
         self._link.send(Make(kv_tokens, graph_bytes))
         _values(self._link)
         return Leader(runner, self._link, self._pulse, self._numbers)
+
+    def set_limit(self, seconds: float) -> None:
+        """End the start: from now on no rank waits for another one for more than `seconds` in a call."""
+        self._link.send(Limit(seconds))
+        self.mesh.set_limit(seconds)
 
     def least(self, what: Question, mine: int, value: int = 0) -> int:
         """The least of all ranks' answers and `mine`."""

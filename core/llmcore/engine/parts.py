@@ -13,6 +13,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in 
 from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.config import Config
+from llmcore.config.tree import START_SECONDS
 from llmcore.engine.blueprint import blueprint
 from llmcore.engine.engine import OUT_OF_MEMORY
 from llmcore.engine.memory import (
@@ -39,9 +40,6 @@ from llmcore.registry.modes import chosen_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import weigh
 from llmcore.weights.source import open_checkpoint
-
-PEER_SECONDS = 600.0
-"""Seconds that a rank waits for the others in a step. A server's supervisor ends a group that hangs far earlier."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -133,11 +131,12 @@ class Parts:
 def join(store: str, rank: int, ranks: int) -> Mesh:
     """The mesh of `rank` of `ranks` processes that share every layer, once all of them have joined.
 
-    `store`: a file of this host that none of them has used before. Raises RuntimeError if a rank does not come.
+    `store`: a file of this host that none of them has used before. Ranks wait for each other for START_SECONDS at most
+    until the engine is ready, then for `--rank_timeout`. Raises RuntimeError if a rank does not come.
     """
     if ranks == 1:
         return Mesh()
-    return tensor_parallel(rank, ranks, connect(FileStore(store, ranks), rank, ranks, PEER_SECONDS))
+    return tensor_parallel(rank, ranks, connect(FileStore(store, ranks), rank, ranks, START_SECONDS))
 
 
 def load_parts(

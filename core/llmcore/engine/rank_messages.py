@@ -59,6 +59,12 @@ class Go(msgspec.Struct, frozen=True, tag="go"):
     replay: bool
 
 
+class Limit(msgspec.Struct, frozen=True, tag="limit"):
+    """The start is over. From now on wait for another rank for `seconds` at most in each call."""
+
+    seconds: float
+
+
 class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
     """The tokens that rank 0 has drawn in step `number`, whose logits processors work on rank 0 alone."""
 
@@ -80,7 +86,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """Rank 0 ends in good order, and so does the receiver."""
 
 
-ToRank = Begin | Make | Follow | Go | Drawn | Ask | End
+ToRank = Begin | Make | Limit | Follow | Go | Drawn | Ask | End
 
 
 # --- from a rank -----------------------------------------------------------------------------------------------------

@@ -385,7 +385,9 @@ class Build:
     @property
     def buffers(self) -> int:
         """Bytes that the chosen kernels keep for exchanges between ranks."""
-        kept = {resolution.chosen.name: resolution.chosen.buffers for resolution in self.resolutions}
+        kept: dict[str, int] = {}
+        for resolution in self.resolutions:
+            kept.update(resolution.chosen.buffers)
         return sum(kept.values())
 
     def bind(self, resolution: Resolution) -> Any:

@@ -39,6 +39,11 @@ class Mesh:
         """This process's index in `group`."""
         return self.ranks.get(group, 0)
 
+    def set_limit(self, seconds: float) -> None:
+        """From now on this rank waits for another one for `seconds` at most, in each call."""
+        for peers in set(self.peers.values()):
+            peers.set_limit(seconds)
+
     def share(self, total: int, shard: Shard | None, what: str) -> int:
         """One rank's share of `total`. Raises ConfigError, with the numbers of ranks that work, if there is none.
 

@@ -39,18 +39,32 @@ class Collectives(Protocol):
         """Overwrite `tensors[0]` with that of rank 0."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Peers:
     """The ranks of one mesh group, as rank `rank` of `ranks` reaches them. `gloo`: their group for CPU tensors.
 
-    `store`: a key-value store that all ranks share, through which they find each other.
+    `store`: a key-value store that all ranks share, through which they find each other. `limit`: the most seconds that
+    this rank waits for another one in a call.
     """
 
     rank: int
     ranks: int
     gloo: Collectives
     store: Store
+    limit: float
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+    _told: list[Callable[[float], object]] = field(default_factory=list, repr=False)
+
+    def set_limit(self, seconds: float) -> None:
+        """Change `limit`. Kernels that wait on a device hear of it."""
+        self.limit = seconds
+        for tell in self._told:
+            tell(seconds)
+
+    def tell_limit(self, tell: Callable[[float], object]) -> None:
+        """Call `tell` with `limit` now and after each change."""
+        self._told.append(tell)
+        tell(self.limit)
 
     def once(self, name: str, make: Callable[[Store], T]) -> T:
         """The object `name` of this process that kernels share, such as a communicator or a buffer.
@@ -66,30 +80,31 @@ class Peers:
     def gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The tensors `x` [..., size] of all ranks, in rank order, on the device of `x`. All have one shape and dtype.
 
-        Raises RuntimeError if a rank ended, or does not answer within the group's time limit.
+        Raises RuntimeError if a rank ended, or does not answer within `limit`.
         """
         sent = _bytes(x)
         found = [torch.empty_like(sent) for _ in range(self.ranks)]
-        self.gloo.allgather([found], [sent]).wait()
+        self.gloo.allgather([found], [sent]).wait(timedelta(seconds=self.limit))
         return [part.view(x.dtype).to(x.device) for part in found]
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
         """The `x` [..., size] of rank 0, as `gathered` has it. Raises RuntimeError as that does."""
         sent = _bytes(x).clone()
-        self.gloo.broadcast([sent], distributed.BroadcastOptions()).wait()
+        self.gloo.broadcast([sent], distributed.BroadcastOptions()).wait(timedelta(seconds=self.limit))
         return sent.view(x.dtype).to(x.device)
 
 
 def connect(store: Store, rank: int, ranks: int, timeout: float) -> Peers:
     """Join the other ranks through `store`, over this host's loopback interface.
 
-    `timeout`: seconds for joining and for every call. Raises RuntimeError if a rank does not come.
+    `timeout`: seconds for joining, and the first `limit`, which can become shorter. Raises RuntimeError if a rank does
+    not come.
     """
     options: Any = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
     options._timeout = timedelta(seconds=timeout)
     options._devices = [distributed.ProcessGroupGloo.create_device(interface="lo")]
     group: Any = distributed.ProcessGroupGloo(store, rank, ranks, options)
-    return Peers(rank, ranks, group, store)
+    return Peers(rank, ranks, group, store, timeout)
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

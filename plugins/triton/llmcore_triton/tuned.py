@@ -4,13 +4,16 @@ A file is for one GPU: ``{"gpu": "NVIDIA H200", "capability": 90, "entries": [en
 configuration of one kernel for one op, dtype, shape and token bucket: ``{"op": "linear", "kernel": "small_rows",
 "dtype": "bf16", "bucket": 0, "shape": {"inputs": 4096, ...}, "us": 9.8, "config": {"block_n": 64, ...}}``. `config` is
 {} for a kernel without choices. An entry for a layout that quantizes has its name under `layout`. `scripts/tune.py`
-writes the files. A GPU without a file uses that of another GPU with the same compute capability.
+writes the files, and `benchmarks/comm.py` the entries of sums over ranks. A GPU without a file uses that of another
+GPU with the same compute capability.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,3 +89,25 @@ def _table(device: DeviceInfo) -> Mapping[tuple[object, ...], Entry]:
         for file in (mine or siblings)[:1]
         for entry in file["entries"]
     }
+
+
+def written(folder: Path, entries: Sequence[Entry], device: DeviceInfo, versions: Mapping[str, str]) -> Path:
+    """Writes the file of this GPU to `folder`, with `entries` over the existing ones.
+
+    `versions`: name -> version of what they were measured with.
+    """
+    path = folder / f"{re.sub(r'[^a-z0-9]+', '-', device.name.lower()).strip('-')}.json"
+    old = json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else []
+    merged = {_place(entry): entry for entry in (*old, *entries)}
+    lines = ",\n".join(f"  {json.dumps(merged[key])}" for key in sorted(merged))
+    day = datetime.date.today().isoformat()
+    head = json.dumps({"gpu": device.name, "capability": device.capability, "date": day, **versions})[:-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
+    return path
+
+
+def _place(entry: Entry) -> tuple[str, ...]:
+    """What tells entries of a file apart, in the file's order."""
+    shape = json.dumps(entry["shape"], sort_keys=True)
+    return entry["op"], entry["dtype"], shape, str(entry["bucket"]), entry["kernel"], entry.get("layout", "")

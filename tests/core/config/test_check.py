@@ -66,6 +66,7 @@ def test_errors_name_the_fix(values: dict[str, Any], message: str) -> None:
         ({"router_token_ratio": 0, "router_max_new_token_len": 5}, "--router_max_new_token_len has no effect"),
         ({"model_dir": "m.gguf", "trust_remote_code": True}, "a GGUF file carries no code"),
         ({"max_total_token_num": 10, "cache_max_entry_count": 0.5}, "--cache_max_entry_count has no effect"),
+        ({"dp": 2, "tp": 2, "rank_timeout": 5}, "--rank_timeout has no effect: an engine has one process"),
     ],
 )
 def test_what_has_no_effect_is_a_warning(

@@ -6,17 +6,20 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import Queue
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 from llmcore.config import Config
+from llmcore.config.tree import START_SECONDS
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import Engine
 from llmcore.engine.follower import Follower
 from llmcore.engine.leader import Led
 from llmcore.engine.model_runner import ModelRunner
 from llmcore.engine.rank_messages import Answer, Broke, FromRank, RankLost, RankReady, ToRank
+from llmcore.layers.mesh import Mesh
+from llmcore.ops.comm import Peers
 from llmcore.registry.registry import Registry
 
 TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
@@ -68,7 +71,8 @@ class ThreadGroup:
     def __init__(self, ranks: int = 2) -> None:
         self.queues = [Queues() for _ in range(ranks - 1)]
         self.link = QueueLink(self.queues)
-        self.led = Led(self.link, partial(self._note, 0))
+        self.peers = [Peers(rank, ranks, cast("Any", None), cast("Any", None), START_SECONDS) for rank in range(ranks)]
+        self.led = Led(self.link, partial(self._note, 0), self._mesh(0))
         self.did: list[tuple[int, int, str]] = []
         self.errors: list[BaseException] = []
         self.threads: list[threading.Thread] = []
@@ -79,7 +83,7 @@ class ThreadGroup:
     def build(self, config: Config, registry: Registry, progress: Any = None) -> Engine:
         """`build_engine` for the group."""
         for rank, queues in enumerate(self.queues, 1):
-            self.followers.append(Follower(rank, queues, partial(self._note, rank)))
+            self.followers.append(Follower(rank, queues, partial(self._note, rank), self._mesh(rank)))
             args = (self.followers[-1], self.config_of(rank, config), registry)
             thread = threading.Thread(target=self._follow, args=args, daemon=True)
             self.threads.append(thread)
@@ -113,6 +117,10 @@ class ThreadGroup:
                 for layer, kv in group.kv.items():
                     for one, other in zip(kv, same.kv[layer], strict=True):
                         assert torch.equal(one[: group.padding], other[: group.padding])
+
+    def _mesh(self, rank: int) -> Mesh:
+        """Every rank has the whole model, so none calls its peers."""
+        return Mesh(peers=dict.fromkeys(("attn_tp", "moe_tp"), self.peers[rank]))
 
     def join(self) -> None:
         """Wait until all ranks have ended."""

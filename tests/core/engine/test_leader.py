@@ -14,7 +14,7 @@ from llmcore.api.errors import LlmcoreError
 from llmcore.engine.graphs import CAPTURED_AT, Graphs
 from llmcore.engine.llm import LLM
 from llmcore.engine.model_runner import ModelRunner
-from llmcore.engine.rank_messages import Drawn
+from llmcore.engine.rank_messages import Ask, Begin, Drawn, Follow, Limit, Make
 from llmcore_devtools import fake_answer
 from steered import AHEAD, GREEDY, use
 
@@ -67,6 +67,17 @@ def test_a_group_gives_the_tokens_of_one_rank(
     assert any(isinstance(message, Drawn) for message in sent), "rank 0 has drawn for the others"
     assert alone["decode"][0][0] == fake_answer([1, 2, 3], 14)
     assert len(alone["told"][-1]) == 2, "log-probabilities of the prompt"
+
+
+def test_when_the_start_is_over_no_rank_waits_longer_than_the_limit(
+    make_llm: MakeLLM, groups: list[ThreadGroup]
+) -> None:
+    llm = make_llm(rank_timeout=3.0)
+    llm.generate([[1]], max_new_tokens=2, **GREEDY)
+    assert [peers.limit for peers in groups[0].peers] == [3.0, 3.0]
+    begin, ask, make, limit, *steps = groups[0].link.sent
+    assert [type(one) for one in (begin, ask, make)] == [Begin, Ask, Make] and limit == Limit(3.0)
+    assert steps and all(isinstance(step, Follow) for step in steps)
 
 
 @AHEAD

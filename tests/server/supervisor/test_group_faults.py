@@ -114,6 +114,15 @@ def test_a_rank_that_launches_late(states: list[tuple[int, str]], said: str) -> 
     assert bool(why) == bool(said) and re.match(said, why.replace("has not launched a step within 10 s", ""))
 
 
+def test_a_rank_that_compiles_before_the_engine_is_ready_is_not_late() -> None:
+    watched = Watched(ready=False)
+    watched.states = [(9, "waiting"), (9, "launching")]
+    assert watched.after(600) == ""
+    watched.group.ready(watched.now)
+    assert watched.after(9.5) == ""
+    assert "has not launched a step within 10 s" in watched.after(1)
+
+
 def test_a_rank_that_never_joins() -> None:
     watched = Watched(joined=1, ready=False)
     watched.mute = {1}

@@ -211,21 +211,3 @@ def test_the_plain_op_is_timed_beside(tmp_path: Path, capsys: pytest.CaptureFixt
     jobs = tune.jobs_for(REGISTRY, [where], most=1)
     tune.measure(REGISTRY, jobs, torch.device("cpu"), lambda calls, heat: 7.5, lambda: 1.0, counts=(1,))
     assert "7.50 us  beside it: rms_norm=triton, 1 tokens, size=128" in capsys.readouterr().out
-
-
-def test_a_table_keeps_what_was_not_measured_again(tmp_path: Path) -> None:
-    entry = {
-        "op": "linear",
-        "kernel": "a",
-        "dtype": "bf16",
-        "bucket": 0,
-        "shape": {"inputs": 4},
-        "us": 2.0,
-        "config": {},
-    }
-    head = {"gpu": "NVIDIA H200", "capability": 90}
-    tune.written(tmp_path, [entry, {**entry, "kernel": "b"}], head)
-    path = tune.written(tmp_path, [{**entry, "us": 1.0}], head)
-    table = json.loads(path.read_text())
-    assert path.name == "nvidia-h200.json" and table["gpu"] == "NVIDIA H200"
-    assert [(e["kernel"], e["us"]) for e in table["entries"]] == [("a", 1.0), ("b", 2.0)]

@@ -32,7 +32,7 @@ class Patience:
     silent: float = 5.0
     """Without a Beat, once the engine is ready."""
     launching: float = 10.0
-    """Behind in launching a step that another rank has launched."""
+    """Behind in launching a step that another rank has launched, once the engine is ready; ranks compile before."""
     joining: float = 60.0
     """From its start to its first Beat."""
 
@@ -119,7 +119,7 @@ class Group:
             return f"has not joined within {limits.joining:g} s" if now - rank.heard > limits.joining else ""
         if self._ready and rank.at.doing not in _UNWATCHED and now - rank.heard > limits.silent:
             return f"was silent for {limits.silent:g} s"
-        if not self._behind(rank.at):
+        if not self._ready or not self._behind(rank.at):
             rank.late = None
         elif rank.late is None or rank.late[0] != rank.at:
             rank.late = (rank.at, now)

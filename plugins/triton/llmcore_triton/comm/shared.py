@@ -21,14 +21,18 @@ read. As a float they are -0.0, which is sent as 0.0."""
 
 BITS = {2: torch.int16, 4: torch.int32}
 
+ALIGNED = 16
+"""A slot has a multiple of this many elements for each sender, so that both halves begin at a multiple of 16 bytes."""
+
 
 @dataclass(frozen=True)
 class Shared:
     """The slots of all ranks for elements of one size.
 
     `buffers` [ranks] int64: the address of each rank's slots, as this GPU reaches them. `own`: this rank's slots.
-    `state` [2] int32: the calls so far, and the programs of the current call that have ended. `room`: elements that a
-    rank can send to another in one call. Layout of a rank's slots: [SLOTS, senders, room].
+    `state` [3] int32: the calls so far, the programs of the current call that have ended, and the milliseconds that a
+    program waits for another rank. `room`: elements that a rank can send to another in one call. Layout of a rank's
+    slots: [SLOTS, senders, room].
     """
 
     rank: int
@@ -53,10 +57,10 @@ def sized(rank: int, ranks: int, own: torch.Tensor, buffers: torch.Tensor) -> Sh
     return Shared(
         rank=rank,
         ranks=ranks,
-        room=own.numel() // (SLOTS * (ranks - 1)),
+        room=own.numel() // (SLOTS * (ranks - 1)) // ALIGNED * ALIGNED,
         own=own,
         buffers=buffers,
-        state=torch.zeros(2, dtype=torch.int32, device=own.device),
+        state=torch.zeros(3, dtype=torch.int32, device=own.device),
     )
 
 
@@ -80,10 +84,17 @@ def _made(peers: Peers, element: int, device: torch.device, store: Store) -> Sha
             "comm.all_gather=nccl --kernel comm.exchange=nccl --kernel reduce_add_rms_norm=torch"
         ) from error
     made = sized(peers.rank, peers.ranks, own, torch.tensor(addresses, dtype=torch.int64, device=device))
+    peers.tell_limit(partial(_limit, made.state))
     torch.cuda.synchronize(device)
     peers.gathered(torch.zeros(1))  # no rank writes before every rank has filled its slots
     _KEPT.append((group, handle))
     return made
+
+
+def _limit(state: torch.Tensor, seconds: float) -> None:
+    """Enter a limit into the `state` of slots. It is not a constant of the kernels, so captured steps have it too."""
+    with torch.inference_mode():  # the state may have been made in it
+        state[2].fill_(round(seconds * 1e3))
 
 
 _KEPT: list[object] = []

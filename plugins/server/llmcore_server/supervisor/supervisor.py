@@ -201,6 +201,7 @@ class Supervisor:
         processes.entrance.listen()
         facts = processes.model()
         report = (*facts.report, *parsers, *self._rows(), *processes.admin.rows)
+        self._status.not_ready = ""  # the first that workers hear: none refuses a request because of older news
         processes.workers.know(msgspec.structs.replace(facts, report=report))
         if not self._wait_until(self._all_ready):
             return False

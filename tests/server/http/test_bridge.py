@@ -471,6 +471,24 @@ def test_every_choice_that_has_not_ended_goes_on_where_it_was(two: Two) -> None:
 
 
 @several
+def test_what_ends_in_the_moment_of_a_move_ends(two: Two) -> None:
+    """The worker has found the requests of a dead engine, and clients leave before they move."""
+    fleet = two.bridge._fleet
+    two.engine.supervisor.send(EngineLoad(1, Load(waiting=2, waiting_tokens=5000)))
+    until(lambda: fleet.links()[1].others[1] == 5000)
+    for number in (1, 2):
+        two.submit(number, n=2)
+    left = [fleet.sent[number] for number in (1, 2)]
+    assert [sent.link.engine for sent in left] == [0, 0]
+    two.bridge.abort(1)
+    two.bridge.finish(2, 1, 0)
+    assert [fleet.move(sent) for sent in left] == [False, True]
+    (onward,) = two.bodies(1, 1)
+    assert isinstance(onward, Submit) and (onward.id, onward.produced) == (2, {0: ()})
+    assert set(fleet.sent) == {2} and fleet.links()[0].requests == 0
+
+
+@several
 def test_what_has_told_nothing_begins_again(two: Two) -> None:
     two.engine.supervisor.send(EngineLoad(1, Load(waiting=2, waiting_tokens=5000)))
     until(lambda: two.bridge._fleet.links()[1].others == (2, 5000, 0))

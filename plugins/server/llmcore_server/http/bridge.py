@@ -15,7 +15,6 @@ import msgspec
 import zmq
 from llmcore.api.balancing import Balancer
 from llmcore.api.bridge import (
-    Abort,
     ChoiceEvent,
     Finish,
     FinishChoice,
@@ -74,8 +73,8 @@ class FleetBridge:
         self._mailbox: Mailbox[ToWorker] = Mailbox(self._context, launch.mailbox, ToWorker)
         self._control = Outlet(self._context, launch.control)
         self._sending = threading.Lock()
-        self._requests = Subscribers(self._abandon)
         self._fleet = Fleet(self._context, launch, facts.kv_tokens, balancer, self._control, self._sending)
+        self._requests = Subscribers(self._fleet.abandon)
         self._poller = zmq.Poller()
         self._watched: list[EngineLink] = []
         self._poller.register(self._mailbox.socket, zmq.POLLIN)
@@ -101,12 +100,12 @@ class FleetBridge:
     def abort(self, request_id: int) -> None:
         """End every choice of a request."""
         if self._requests.close(request_id):
-            self._abandon(request_id)
+            self._fleet.abandon(request_id)
 
     def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
         """End one choice at its first `n_tokens` tokens."""
         if self._requests.close_choice(request_id, choice):
-            self._fleet.tell(request_id, FinishChoice(request_id, choice, n_tokens))
+            self._fleet.finish(FinishChoice(request_id, choice, n_tokens))
             if request_id not in self._requests:
                 self._fleet.forget(request_id, whole=True)
 
@@ -172,11 +171,6 @@ class FleetBridge:
         self._stopping.set()
 
     # --- inside
-
-    def _abandon(self, request_id: int) -> None:
-        """The request is over, and its engine may still compute it."""
-        self._fleet.tell(request_id, Abort(request_id))
-        self._fleet.forget(request_id, whole=False)
 
     def _unready(self) -> RequestError | None:
         refusal = self._requests.refusal

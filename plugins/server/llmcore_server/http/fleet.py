@@ -220,12 +220,17 @@ class Fleet:
     def send(self, request: Submit, before: Sent | None = None) -> bool:
         """Send a request to an engine. False if there is none, or it does not read its mailbox.
 
-        `before`: its stay at another engine.
+        `before`: its stay at another engine, which ends with the new one's begin.
         """
         scope, chunks = request.scope, []
         if self._several and not request.private:
             chunks = chunks_of(request.prompt.ids, scope)
         with self._lock:
+            if before is not None:  # as it is now: a choice may have been finished, or the whole request abandoned
+                onward = before.onward() if self.sent.get(request.id) is before else None
+                if onward is None:
+                    return False
+                request = onward
             links = [link for link in self._links.values() if not link.failing]
             links = [link for link in links if not link.intake.full] or links
             if not links:
@@ -239,6 +244,8 @@ class Fleet:
             arrived = self._post(link, request)
             if arrived and self._shares:
                 self._control.send(ToSupervisor(self._launch.name, Routed(link.engine, left, chunks)))
+        if before is not None:
+            before.stay.leave(whole=False)
         if not arrived:
             self.forget(request.id, whole=False)
         return arrived
@@ -247,21 +254,27 @@ class Fleet:
         """Send a request on to another engine, because its own one is gone or goes. False if none takes it; it is
         forgotten then."""
         sent.link.failing = True
-        self.forget(sent.request.id, whole=False)
-        with self._lock:
-            onward = sent.onward()
-        return onward is not None and self.send(onward, sent)
+        moved = self.send(sent.request, sent)
+        if not moved:
+            self.forget(sent.request.id, whole=False)
+        return moved
 
-    def tell(self, request: int, body: Abort | FinishChoice) -> None:
-        """Tell the engine of a request."""
+    def finish(self, body: FinishChoice) -> None:
+        """Tell the engine of a request that one of its choices is over."""
         with self._lock:
-            sent = self.sent.get(request)
-            if sent is None:
-                return
-            if isinstance(body, FinishChoice):
+            sent = self.sent.get(body.id)
+            if sent is not None:
                 sent.end(body.choice)
-            if self._links.get(sent.link.engine) is sent.link:
-                self._post(sent.link, body)
+                self._post_to(sent, body)
+
+    def abandon(self, request: int) -> None:
+        """A request is over, and its engine may still compute it."""
+        with self._lock:
+            sent = self.sent.pop(request, None)
+            if sent is not None:
+                self._post_to(sent, Abort(request))
+        if sent is not None:
+            sent.stay.leave(whole=False)
 
     def forget(self, request: int, *, whole: bool) -> None:
         """A request is over, or has left its engine. `whole`: it was answered to its end."""
@@ -285,6 +298,11 @@ class Fleet:
     def _note(self, link: EngineLink, chunks: list[int]) -> None:
         """An engine has got a prompt with these chunks."""
         self._hits.sent(link.name, chunks, self._kv_tokens)
+
+    def _post_to(self, sent: Sent, body: Abort | FinishChoice) -> None:
+        """Post to the engine of a request, if it is there."""
+        if self._links.get(sent.link.engine) is sent.link:
+            self._post(sent.link, body)
 
     def _post(self, link: EngineLink, body: Submit | Abort | FinishChoice | Hello | Heartbeat) -> bool:
         return link.outlet.send(ToEngine(self._launch.worker, body)) > 0

@@ -113,10 +113,10 @@ def test_a_step_has_to_fill_a_granule(bench: Make) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"produced": (7,) * 4}, "an answer of 4 tokens has all of its 4"),
-        ({"produced": (7,), "n": 2}, "only a single choice continues"),
-        ({"produced": (7,), "beams": BeamSearch(2)}, "only a single choice continues"),
-        ({"produced": (7,), "prompt_logprobs": True}, "reports nothing of its prompt"),
+        ({"produced": {0: (7,) * 4}}, "an answer of 4 tokens has all of its 4"),
+        ({"produced": {0: (), 2: (7,)}, "n": 2}, "its choices are 0 to 1"),
+        ({"produced": {0: (7,)}, "beams": BeamSearch(2)}, "a beam search, a score and a hidden state do not"),
+        ({"produced": {0: (7,)}, "prompt_logprobs": True}, "came with the first token of choice 0"),
     ],
 )
 def test_what_cannot_continue_is_refused(bench: Make, more: dict[str, Any], says: str) -> None:

@@ -2,6 +2,8 @@
 # again takes no time until a pyproject.toml or constraints.txt changes.
 
 SHELL := /bin/bash
+# Tests start hundreds of processes, each of which would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 # The Python to set up with; the newest on PATH that there are wheels of torch for, where none is named.
 PYTHON ?=
 PORT ?= 8000
@@ -17,7 +19,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 BOTH_CORES := -n 2 --dist worksteal
 # Tests that wait for processes and sockets leave cores idle.
 WAITING := -n 4
-RANKS := tests/devtools/bench/test_ranks.py \
+RANKS := tests/devtools/bench/test_ranks.py tests/benchmarks/test_rank_bits.py \
 	$(addprefix tests/server/supervisor/,test_groups.py test_replicas.py test_tensor_parallel.py)
 # Tests of servers and of processes that wait for each other. Those of a file share servers, and ranks.
 SERVERS := tests/server tests/route tests/hub tests/families/test_two_ranks.py
@@ -83,8 +85,8 @@ test-servers: setup
 ranks: setup
 	@$(TIMED) ranks $(PYTEST) $(RANKS)
 
-# Registers and instructions that kernels are compiled to for a Hopper; not part of `make test`, which sees that each
-# kernel compiles. No GPU is needed.
+# Registers and instructions that kernels are compiled to for a Hopper; not part of `make test`, which sees that
+# kernels of most forms compile. No GPU is needed.
 compiled: setup
 	@$(TIMED) compiled $(PYTEST) $(BOTH_CORES) -m compiled tests/triton
 

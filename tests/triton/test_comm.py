@@ -32,7 +32,7 @@ def slots(ranks: int, element: int) -> Shared:
     return replace(made, state=torch.zeros(3, dtype=torch.int32))
 
 
-@pytest.mark.parametrize(("ranks", "size"), [(2, 4096), (8, 4096)])
+@pytest.mark.parametrize(("ranks", "size"), [(2, 4096), pytest.param(8, 4096, marks=pytest.mark.compiled)])
 def test_kernels_compile_for_a_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, size: int) -> None:
     compiled = compiling(tmp_path, monkeypatch)
     shape = {"group": "attn_tp", "ranks": ranks, "size": size}

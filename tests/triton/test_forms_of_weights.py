@@ -23,15 +23,20 @@ REGISTRY = build_registry(Config(discovered=select(None).plugins))
 
 LINEARS = (("small_rows", 1), ("many_rows", 3), ("scratch", 4))
 CASES = (
-    *((op, *kernel) for op in ("linear.w4a16", "linear.w8a16") for kernel in LINEARS),
-    *((f"moe.experts.{form}", "triton", bucket) for form in ("w4a16", "w8a16") for bucket in (4,)),
-    *((f"moe.fused.{form}", "triton", 0) for form in ("w4a16", "w8a16")),
+    *(("linear.{}", *kernel) for kernel in LINEARS),
+    ("moe.experts.{}", "triton", 4),
+    ("moe.fused.{}", "triton", 0),
 )
 """(op, kernel, token bucket)"""
+FOUR_BITS, EIGHT_BITS = "w4a16", pytest.param("w8a16", marks=pytest.mark.compiled)
 
 
+@pytest.mark.parametrize("form", [FOUR_BITS, EIGHT_BITS])
 @pytest.mark.parametrize(("op", "kernel", "bucket"), CASES)
-def test_it_compiles(op: str, kernel: str, bucket: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_compiles(
+    op: str, kernel: str, bucket: int, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = op.format(form)
     compiled = compiling(tmp_path, monkeypatch)
     module = importlib.import_module(REGISTRY.find(OpSpec, op).module)
     make = next(spec.make for spec, _ in REGISTRY.specs(KernelSpec) if (spec.op, spec.name) == (op, kernel))

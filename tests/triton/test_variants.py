@@ -17,7 +17,7 @@ MODELS = ("llama-3.1-8b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "gemma-3-4b-t
 @pytest.mark.parametrize(
     ("steps", "models", "modes"),
     [
-        (300, MODELS, ()),
+        (150, MODELS, ()),
         (60, MODELS[:1], ("triton_int8kv",)),
     ],
 )

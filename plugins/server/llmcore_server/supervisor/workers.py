@@ -50,7 +50,6 @@ class Workers(Kind):
         number, self._next = self._next, self._next + 1
         name, fd = f"{_NAME}{number}", self._listener.fileno()
         reader, writer = os.pipe()
-        self._pipes.append(writer)
         try:
             worker = self._spawner.spawn(
                 WORKER_MODULE,
@@ -67,8 +66,12 @@ class Workers(Kind):
                 facts_fd=reader,
                 tokenizer_dir=self._tokenizer_dir,
             )
+        except BaseException:
+            os.close(writer)
+            raise
         finally:
             os.close(reader)
+        self._pipes.append(writer)
         self._tell_facts()
         return worker
 

@@ -85,8 +85,8 @@ test-servers: setup
 ranks: setup
 	@$(TIMED) ranks $(PYTEST) $(RANKS)
 
-# Registers and instructions that kernels are compiled to for a Hopper; not part of `make test`, which sees that
-# kernels of most forms compile. No GPU is needed.
+# Further forms of kernels, compiled for a Hopper, and the registers and instructions of all; not part of `make test`,
+# which compiles the main forms. No GPU is needed.
 compiled: setup
 	@$(TIMED) compiled $(PYTEST) $(BOTH_CORES) -m compiled tests/triton
 

@@ -27,8 +27,7 @@ from witness import MODES, rounded_model
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 GATED = ("triton_w4a16 g64", "fp8w8a8")
-"""The other modes of `KL_LIMITS` differ in their groups, or leave some linears plain. `accuracy.py --only quantized`
-compares all of them."""
+"""A mode of weights alone, and one that rounds inputs too. `accuracy.py --only quantized` compares all `KL_LIMITS`."""
 
 COMPARED = 16
 """Tokens that transformers computes here."""

@@ -54,8 +54,7 @@ def test_how_a_call_is_cut() -> None:
     assert choose(256, 4096, 128, n=128).parts <= 2, "no more than there are steps"
 
 
-@pytest.mark.compiled
-@pytest.mark.parametrize(("codes", "n"), [("i8", 256), ("e4m3", 128)])
+@pytest.mark.parametrize(("codes", "n"), [pytest.param("i8", 256, marks=pytest.mark.compiled), ("e4m3", 128)])
 def test_what_the_compiler_makes(codes: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call compiles all kernels. No product waits for the one before it, and no register is spilled.
 

@@ -22,8 +22,7 @@ def made(name: str, bucket: int) -> Any:
     return import_module(f"llmcore_triton.sample.{name}").make(where)
 
 
-@pytest.mark.compiled
-@pytest.mark.parametrize(("width", "bucket"), [(64128, 0), (0, 1)])
+@pytest.mark.parametrize(("width", "bucket"), [(64128, 0), pytest.param(0, 1, marks=pytest.mark.compiled)])
 def test_the_kernels_compile_and_keep_to_their_registers(
     width: int, bucket: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

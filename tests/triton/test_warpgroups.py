@@ -91,9 +91,13 @@ def test_blocks_of_other_sizes_are_refused() -> None:
     assert "nobody has measured" in (spec.refuses(context(FOUR, 4096 + 256, 4096)) or "")
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
-    ("scheme", "gated", "tokens"), [(FOUR, False, 2048), (FOUR, True, 128), (Scheme(codes="i8"), False, 128)]
+    ("scheme", "gated", "tokens"),
+    [
+        pytest.param(FOUR, False, 2048, marks=pytest.mark.compiled),
+        (FOUR, True, 128),
+        pytest.param(Scheme(codes="i8"), False, 128, marks=pytest.mark.compiled),
+    ],
 )
 def test_what_the_compiler_makes(
     scheme: Scheme, gated: bool, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

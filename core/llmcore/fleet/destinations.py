@@ -31,9 +31,9 @@ def arrival_of(ids: NDArray[np.int32], salt: bytes = b"") -> Arrival:
 class Destination:
     """A place that requests are sent to.
 
-    `requests`, `waiting`, `kept`: the requests that are there from here, the tokens of those of their prompts that it
-    has still to compute, and those that their prompts add to its KV cache. `others`: the same three numbers of what
-    others have sent there, as far as it or they tell.
+    `requests`: those that are there from here. `waiting`: the tokens of their prompts that it has still to compute.
+    `kept`: the tokens that their prompts add to its KV cache. `others`: the same three numbers of what others have
+    sent there, as far as it or they tell.
     """
 
     requests: int = 0

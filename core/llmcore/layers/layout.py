@@ -62,7 +62,9 @@ class Layout(ABC):
         """A new pool of `granules` granules for one layer. Slots that were never written hold finite numbers."""
 
     def constants(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """What a layer's `write`, `gather` and kernels need beside its pool, such as fixed scales, on the CPU.
+        """The tensors that a layer's `write`, `gather` and kernels need beside its pool, such as fixed scales.
+
+        They are on the CPU.
 
         All layers have the same number of constants, and all ranks have the same ones.
         """

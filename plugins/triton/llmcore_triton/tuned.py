@@ -108,6 +108,6 @@ def written(folder: Path, entries: Sequence[Entry], device: DeviceInfo, versions
 
 
 def _place(entry: Entry) -> tuple[str, ...]:
-    """What tells entries of a file apart, in the file's order."""
+    """The fields by which entries of a file differ, in the file's order."""
     shape = json.dumps(entry["shape"], sort_keys=True)
     return entry["op"], entry["dtype"], shape, str(entry["bucket"]), entry["kernel"], entry.get("layout", "")

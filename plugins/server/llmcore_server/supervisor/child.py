@@ -155,8 +155,8 @@ class Child:
         The signal is for its main thread: one that was stopped would else go on with its work, such as accepting
         connections, while another thread writes.
         """
-        self._killed = True
         if self.alive:
+            self._killed = True
             ctypes.CDLL(None).tgkill(self.pid, self.pid, STACKS)
         self.send(signal.SIGCONT)
         self.wait(STACKS_SECONDS)

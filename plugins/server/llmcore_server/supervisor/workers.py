@@ -57,7 +57,6 @@ class Workers(Kind):
                 name,
                 (fd, reader),
                 mailbox=self._spawner.directory.address(name),
-                unread=100,
                 thread_caches=False,
                 config=self._config,
                 worker=number,

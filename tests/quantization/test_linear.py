@@ -437,5 +437,7 @@ def test_dummy_weights_have_random_bits_and_the_spread_of_real_ones(name: str) -
     assert weight.isfinite().all() and 0.018 < weight.std() < 0.022 and abs(weight.mean()) < 0.002
     assert len(held["codes"].view(torch.uint8).unique()) > 200
     assert 0.01 < held["bias"].std() < 0.03
+    scales = len(held["scale"][:, 0].unique())
+    assert scales == 1 if name == "fp8_block" else scales > 10, "as published: a scale for 128 outputs, or for each"
     y = model.qkv_proj(torch.randn(2, INPUTS, generator=torch.Generator().manual_seed(1)), Rows(1))
     assert y.isfinite().all() and y.std() > 0.05

@@ -66,7 +66,8 @@ def test_parts_have_room() -> None:
         assert plan.arrivals.numel() >= (32 * -(-tokens // plan.padded) if shared else 1)
 
 
-def test_many_tokens_are_dequantized_for_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scheme", "most"), [(FOUR, 1024), (Scheme(codes="i8"), 512)])
+def test_many_tokens_are_dequantized_for_cublas(scheme: Scheme, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     class Scratch:
@@ -75,10 +76,10 @@ def test_many_tokens_are_dequantized_for_cublas(monkeypatch: pytest.MonkeyPatch)
             return x
 
     monkeypatch.setattr(warpgroups.scratch, "make", lambda context: Scratch())
-    kernel = warpgroups.make_with(context(FOUR, 256, 128, bucket=4), {"most": 512})
-    kernel.multiply(torch.zeros(513, 256), torch.zeros(1), torch.zeros(1), None)
-    assert seen == [513]
-    assert warpgroups.make_with(context(FOUR, 256, 128), {"most": 512})._scratch is None
+    kernel = warpgroups.make_with(context(scheme, 256, 128, bucket=4), {})
+    kernel.multiply(torch.zeros(most + 1, 256), torch.zeros(1), torch.zeros(1), None)
+    assert seen == [most + 1]
+    assert warpgroups.make_with(context(scheme, 256, 128), {})._scratch is None
 
 
 def test_blocks_of_other_sizes_are_refused() -> None:

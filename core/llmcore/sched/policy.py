@@ -33,9 +33,9 @@ from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTabl
 WORTH_WAITING = 64
 """Tokens that another request is about to compute for which a candidate waits; or half of its own."""
 
-CROWD = 16
-"""Prompts that may wait before they get more of a step than `limits.stall_tokens`; beyond that their share grows in
-proportion. A crowd of prompts waits longer than any answer, and is computed fastest in large steps."""
+CROWD = 8
+"""Prompts that may wait before they get more of a step than `limits.stall_tokens`. Beyond that their share grows with
+the square of their number: a crowd waits longer than any answer, and is computed fastest in large steps."""
 
 
 class Frontier:
@@ -178,7 +178,7 @@ def _prompt_budget(state: State, waiting: int) -> int:
     prompts = int(np.count_nonzero(table.length[rows] - table.computed[rows] > 1))
     if prompts == rows.size:
         return limits.batch_tokens
-    tokens = limits.stall_tokens * max(CROWD, prompts + waiting) // CROWD
+    tokens = limits.stall_tokens * max(CROWD, prompts + waiting) ** 2 // CROWD**2
     return min(limits.batch_tokens, beside_answers(tokens, rows.size - prompts))
 
 

@@ -39,6 +39,9 @@ class Scheme:
     the checkpoint's own scale, or with a scale per token and group."""
 
 
+BLOCK = 128
+"""Outputs that share a scale, if inputs are quantized by groups: weights are published with scales of such blocks."""
+
 CODES: dict[str, torch.dtype] = {"u4": torch.uint8, "i8": torch.int8, "e4m3": torch.float8_e4m3fn}
 
 

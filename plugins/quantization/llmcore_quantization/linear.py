@@ -11,7 +11,7 @@ from llmcore.api import ConfigError, Placement
 from llmcore.layers import Bound, Build, InputForm, LinearShape, Rounded, fill_normal, packed, packing
 from torch import nn
 
-from llmcore_quantization.canonical import Scheme, shapes
+from llmcore_quantization.canonical import BLOCK, Scheme, shapes
 from llmcore_quantization.modes import GROUPS
 from llmcore_quantization.ops import shape_of
 from llmcore_quantization.rounding import LIMITS
@@ -126,7 +126,9 @@ class Held:
                 bits += bits >= 127  # 127 and 255 are NaN
         elif name == "scale":
             # one value would have one rounding error, which groups with a value of their own average out
-            tensor.uniform_(0.9, 1.1, generator=generator).mul_(SPREAD / DEVIATIONS[codes])
+            same = BLOCK if self.scheme.inputs == "group" else 1
+            drawn = tensor[::same].clone().uniform_(0.9, 1.1, generator=generator).mul_(SPREAD / DEVIATIONS[codes])
+            tensor.copy_(drawn.repeat_interleave(same, 0)[: len(tensor)])
         elif name == "zero":
             tensor.random_(7, 9, generator=generator) if codes == "u4" else tensor.zero_()
         elif name == "order":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from llmcore.api import Checkpoint, ConfigError, ModelConfig
 
-from llmcore_quantization.canonical import Scheme, shapes
+from llmcore_quantization.canonical import BLOCK, Scheme, shapes
 from llmcore_quantization.checkpoint import DTYPE_NAMES
 from llmcore_quantization.experts import QuantizedExperts
 from llmcore_quantization.linear import Quantized
@@ -179,4 +179,4 @@ w8a8 = _recipe(_INT8)
 w8a8_plain_o = _recipe(_INT8, plain={"o_proj": ""})
 w8a8_mixdown = _recipe(_INT8, plain={"o_proj": "", "down_proj": "mixdown"})
 fp8w8a8 = _recipe(Scheme(codes="e4m3", scale="f32", inputs="row"))
-fp8w8a8_b128 = _recipe(Scheme(codes="e4m3", group=128, scale="f32", inputs="group"), rows=128)
+fp8w8a8_b128 = _recipe(Scheme(codes="e4m3", group=128, scale="f32", inputs="group"), rows=BLOCK)

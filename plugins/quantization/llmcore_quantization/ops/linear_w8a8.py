@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from llmcore.api import OpContext
 from llmcore.ops import DTYPES, SAMPLE_TOKENS, Op, Shape, draw
 
-from llmcore_quantization.canonical import Scheme, dequantized
+from llmcore_quantization.canonical import BLOCK, Scheme, dequantized
 from llmcore_quantization.ops import Samples, bias, coded, long, moved, plain, scheme_of, shape_of, sizes, weight
 from llmcore_quantization.rounding import restored
 
@@ -26,9 +26,6 @@ SHAPES: tuple[Shape, ...] = (
     shape_of(Scheme(codes="e4m3", scale="f32"), 128, 64, bias=False),
     shape_of(Scheme(codes="e4m3", scale="f32"), 72, 51, bias=True),
 )
-
-BLOCK = 128
-"""Outputs that share a scale in the samples, if the scales are of groups."""
 
 
 def make(context: OpContext) -> Op:

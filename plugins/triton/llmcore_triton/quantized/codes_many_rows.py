@@ -1,4 +1,4 @@
-"""linear.w8a8 and linear.fp8_block, kernel many_rows: more than 64 tokens, with Hopper's instructions.
+"""linear.w8a8 and linear.fp8_block, kernel many_rows: more than 16 tokens, with Hopper's instructions.
 
 The scales of rows are applied to finished sums. The scales of groups are applied to the sum of each step, which is as
 long as a group: the tensor cores' own accumulators keep about 14 bits of sums of float8.
@@ -35,7 +35,7 @@ DEFAULT: dict[str, Any] = {
 - `parts`: the most programs that share a tile"""
 
 _FEW_TOKENS = 3
-"""The bucket of 65 to 256 tokens, for which there are fewer tiles than multiprocessors."""
+"""The last bucket, up to 256 tokens, for which there are fewer tiles than multiprocessors."""
 
 _LAUNCH = 160 * 1024
 """The bytes that a multiprocessor loads in 1.5 us, while the launch that adds parts starts."""
@@ -235,9 +235,9 @@ def make(context: OpContext) -> ManyRows:
 
 def default(context: OpContext) -> dict[str, Any]:
     """Returns the configuration for shapes that have not been measured."""
-    if context.bucket == _FEW_TOKENS and group_of(context):
-        return {**DEFAULT, "block_n": 64, "warps": 4, "stages": _STAGES}
-    return {**DEFAULT, "stages": _STAGES} if context.bucket == _FEW_TOKENS else DEFAULT
+    if context.bucket > _FEW_TOKENS:
+        return DEFAULT
+    return {**DEFAULT, "stages": _STAGES, **({"block_n": 64, "warps": 4} if group_of(context) else {})}
 
 
 _STAGES = 8
@@ -271,7 +271,7 @@ product."""
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
-    few = context.bucket == _FEW_TOKENS
+    few = context.bucket <= _FEW_TOKENS
     if group_of(context):
         tiles = _FEW_GROUPS if few else _MANY_GROUPS
     elif few and context.shape["codes"] == "i8":

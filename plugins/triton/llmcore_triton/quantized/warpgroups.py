@@ -3,7 +3,7 @@
 The next weights are converted while the tensor cores multiply (see warpgroups_kernel). Equal calls give equal bits.
 
 Each tile of tokens converts the weights again. With many tiles, this costs more than it saves at the GPU's power
-limit. So calls with more tokens than `most` go to kernel scratch, which converts once, for cuBLAS.
+limit. So calls with more tokens than MOST go to kernel scratch, which converts once, for cuBLAS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KERNEL = "warpgroups"
 
 DEFAULT: dict[str, Any] = {
     **{"rows": 128, "tokens": 128, "warps": 8, "flight": 1, "joined": 1, "x_stages": 6, "w_stages": 4},
-    **{"per_processor": 1, "joining": 4, "group": 16, "most": 1024},
+    **{"per_processor": 1, "joining": 4, "group": 16},
 }
 """A step multiplies WORDS words of `rows` rows of the weight with at most `tokens` tokens.
 - `warps`: those that multiply. Four more have a place, and two of them copy.
@@ -41,8 +41,11 @@ DEFAULT: dict[str, Any] = {
 - `joining`: the time of adding parts of tiles, in steps. If equal shares of the steps save more, programs take those.
   Else they take whole tiles.
 - `group`: tiles of tokens that use the same weights before the next weights come.
-- `most`: the most tokens that are multiplied here.
 - `flight`, `joined` and the stages: see the kernel."""
+
+MOST = {"u4": 1024, "i8": 512, "e4m3": 512}
+"""Codes -> the most tokens that are multiplied here. Words of 16 bits hold half as many codes of 8 bits as of 4, so
+steps are shorter."""
 
 PADDED = (32, 64, 128, 256)
 """Token counts of a tile that kernels are compiled for."""
@@ -83,6 +86,7 @@ class Warpgroups(Packed):
         self._weights: dict[int, Tiles] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         self._scratch = scratch.make(context) if context.bucket == _LAST else None
+        self._most = MOST[context.shape["codes"]]
         for tokens in range(PADDED[0], _GRAPH + 1, PADDED[0]):
             self._plan(tokens)
 
@@ -90,7 +94,7 @@ class Warpgroups(Packed):
         self, x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """See Packed."""
-        if self._scratch is not None and len(x) > self._config["most"]:
+        if self._scratch is not None and len(x) > self._most:
             return self._scratch.multiply(x, words, scale, bias)
         tokens, inputs = x.shape
         # the stride of a single row may be anything

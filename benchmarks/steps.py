@@ -1,0 +1,96 @@
+"""The time of decode rows, by kind of step.
+
+    python benchmarks/steps.py [--model llama-3.1-8b] [--set mode=fp8w8a8] [--batches 64 256]
+
+`gpu.py` measures a decode row as (T(in 512, out 129) - T(in 512, out 1)) / 128. So a row has more than decode steps:
+prompts beside answers come in smaller steps than prompts alone. For each batch, the script makes both runs and prints
+their steps by kind. The time of a step is that between two results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from gpu import config_of
+from llmcore.engine.graphs import CAPTURED_AT
+from llmcore.engine.model_runner import Launched
+from llmcore.sched.plan import StepPlan, StepResult
+from llmcore_devtools.bench.engine_runs import BenchEngine
+
+PROMPT, ANSWER = 512, 129
+"""Tokens of each prompt, and of its answer in the longer run."""
+
+Step = tuple[StepPlan, float]
+"""A step, and the time at which its result was read."""
+
+
+def kind_of(plan: StepPlan) -> str:
+    """Returns the kind of a step: what it computes, and whether it is replayed."""
+    computes = "decode" if plan.n_decode == plan.request.size else "prompts and decode" if plan.n_decode else "prompts"
+    return f"{computes}, {'eager' if plan.frame is None else 'CUDA graph'}"
+
+
+def recorded(bench: BenchEngine, batch: int, answer: int) -> tuple[float, list[Step]]:
+    """Returns the time at which a run began, and its steps."""
+    runner, steps = bench.engine._runner, list[Step]()
+    read = runner.read
+
+    def and_note(step: Launched) -> StepResult:
+        result = read(step)
+        steps.append((step.plan, time.perf_counter()))
+        return result
+
+    runner.read = and_note  # type: ignore[method-assign]
+    began = time.perf_counter()
+    bench.run([(PROMPT, answer)] * batch)
+    del runner.read
+    return began, steps
+
+
+def table(began: float, steps: Iterable[Step]) -> Iterator[str]:
+    """Yields a line for each kind of step."""
+    found: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+    before = began
+    for plan, at in steps:
+        found[kind_of(plan)].append((1e3 * (at - before), plan.n_tokens))
+        before = at
+    for kind, each in found.items():
+        times, tokens = zip(*each, strict=True)
+        middle = sorted(times)[len(times) // 2]
+        each_us = 1e3 * sum(times) / sum(tokens)
+        yield (
+            f"  {kind:<32} {len(each):>4} steps {sum(times):>9.2f} ms  median {middle:>8.3f}  longest "
+            f"{max(times):>8.3f}  {sum(tokens) / len(each):>8,.0f} tokens each  {each_us:>7.1f} us a token"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama-3.1-8b", help="a name in benchmarks/configs, or a directory")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
+    parser.add_argument("--batches", nargs="+", type=int, default=[64, 256])
+    options = parser.parse_args()
+    with BenchEngine(config_of(options)) as bench:
+        for label, text in dict(bench.facts.report).items():
+            print(f"{label}: {text}")
+        for batch in options.batches:
+            seconds = {}
+            for answer in (ANSWER, 1):
+                for _ in range(CAPTURED_AT // 2):
+                    recorded(bench, batch, answer)
+            for answer in (ANSWER, 1):
+                began, steps = recorded(bench, batch, answer)
+                seconds[answer] = steps[-1][1] - began
+                print(f"batch {batch}, answers of {answer}: {seconds[answer]:.3f} s")
+                print("\n".join(table(began, steps)), flush=True)
+            row = 1e3 * (seconds[ANSWER] - seconds[1]) / (ANSWER - 1)
+            print(f"batch {batch}: the row of gpu.py is {row:.3f} ms", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

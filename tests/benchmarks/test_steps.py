@@ -1,0 +1,48 @@
+"""benchmarks/steps.py without a GPU: kinds of steps, and the lines of the table."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llmcore.sched.plan import Frame, StepPlan
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("steps")
+
+
+def plan(rows: tuple[int, ...], n_decode: int, frame: Frame | None = None) -> StepPlan:
+    """A step whose rows have so many new tokens."""
+    count = np.array(rows, np.int32)
+    numbers = np.arange(len(rows), dtype=np.int32)
+    return StepPlan(
+        number=0,
+        request=numbers,
+        n_query=count,
+        start=np.zeros_like(count),
+        reserve=count,
+        want=np.ones(len(rows), np.uint8),
+        n_decode=n_decode,
+        sample_row=numbers,
+        sample_request=numbers,
+        frame=frame,
+    )
+
+
+def test_a_line_for_each_kind(steps: Any) -> None:
+    graph = Frame(2, 2, 2, mixed=False)
+    replayed = plan((1, 1), 2, graph)
+    found = [(plan((8, 8), 0), 1.0), (plan((1, 7), 1), 1.5), (replayed, 1.6), (replayed, 1.8)]
+    prompts, both, decode = steps.table(0.5, found)
+    assert prompts.split()[:2] == ["prompts,", "eager"] and "1 steps    500.00 ms" in prompts
+    assert both.startswith("  prompts and decode, eager") and "8 tokens each" in both
+    assert decode.startswith("  decode, CUDA graph") and "2 steps    300.00 ms" in decode
+    assert "longest  200.000" in decode and "75000.0 us a token" in decode

@@ -35,6 +35,7 @@ from llmcore.api.specs import OptionSpec
 from llmcore.config import Config, resolve_config
 from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.registry.loader import build_registry, select
+from llmcore.sched.plan import padded
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
 from llmcore_devtools.bench.figures import Spread, machine, versions
 from llmcore_devtools.bench.workloads import Lengths, chat
@@ -61,6 +62,12 @@ class Bench:
 
     def requests(self, count: int, prompt: int, output: int) -> list[Lengths]:
         return [(self.n(prompt), self.n(output))] * self.n(count)
+
+    def capture(self, rows: int) -> None:
+        """Captures all decode steps of up to `rows` rows. Steps in flight have buffers of their own, so that each
+        graph is captured twice."""
+        for size in sorted({padded(count) for count in range(1, rows + 1)}):
+            self.engine.run([(1, 4 * CAPTURED_AT)] * min(size, rows))
 
     def seconds(
         self,
@@ -134,10 +141,10 @@ def decode(batch: int) -> Row:
 
     def measure(bench: Bench) -> Spread:
         steps = max(2, bench.n(128))
-        # each warm-up runs the prompts twice
-        found = measure_latency(
-            bench.engine, bench.n(batch), bench.n(512), 1 + steps, repeats=bench.repeats, warmup=CAPTURED_AT // 2
-        )
+        rows = bench.n(batch)
+        # requests end at different times, so that steps have all numbers of rows
+        bench.capture(rows)
+        found = measure_latency(bench.engine, rows, bench.n(512), 1 + steps, repeats=bench.repeats, warmup=1)
         return found.step.scaled(1e3)
 
     return Row(f"decode_{batch}", f"decode step, batch {batch}", "ms", measure)

@@ -15,8 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from gpu import config_of
-from llmcore.engine.graphs import CAPTURED_AT
+from gpu import Bench, config_of
 from llmcore.engine.model_runner import Launched
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore_devtools.bench.engine_runs import BenchEngine
@@ -79,9 +78,9 @@ def main() -> int:
             print(f"{label}: {text}")
         for batch in options.batches:
             seconds = {}
+            Bench(bench, repeats=1, shrink=1).capture(batch)
             for answer in (ANSWER, 1):
-                for _ in range(CAPTURED_AT // 2):
-                    recorded(bench, batch, answer)
+                recorded(bench, batch, answer)
             for answer in (ANSWER, 1):
                 began, steps = recorded(bench, batch, answer)
                 seconds[answer] = steps[-1][1] - began

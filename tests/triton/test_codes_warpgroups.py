@@ -10,7 +10,8 @@ import pytest
 import torch
 from compiled_for_hopper import compiling, instructions
 from llmcore.api.specs import DeviceInfo, OpContext
-from llmcore_triton.quantized import codes_warpgroups
+from llmcore_triton import tuned
+from llmcore_triton.quantized import codes_cublas, codes_many_rows, codes_warpgroups
 from llmcore_triton.quantized.codes_warpgroups import Choice
 
 # tensors are on the CPU
@@ -52,6 +53,17 @@ def test_how_a_call_is_cut() -> None:
     assert choose(14336, 4096, 128, n=128).parts == 4
     assert choose(14336, 4096, 128, n=128, parts=1) == (64, 1)
     assert choose(256, 4096, 128, n=128).parts <= 2, "no more than there are steps"
+
+
+@pytest.mark.parametrize("kernel", [codes_many_rows, codes_warpgroups])
+def test_cublas_multiplies_the_most_tokens(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    measured = {"e4m3": {"us": 1.0, "config": {}}}
+    monkeypatch.setattr(tuned, "find", lambda kernel, where: measured.get(where.shape["codes"]))
+    monkeypatch.setattr(codes_cublas.Cublas, "__call__", lambda self, x, *others: seen.append(len(x)))
+    kernel.make_with(context("e4m3", 512, 1024, 4), {})(torch.zeros(2049, 512), None, None, None)
+    assert seen == [2049]
+    assert kernel.make_with(context("i8", 512, 1024, 4), {})._cublas is None
 
 
 @pytest.mark.parametrize(("codes", "n"), [pytest.param("i8", 256, marks=pytest.mark.compiled), ("e4m3", 128)])

@@ -17,7 +17,14 @@ import torch.nn.functional as F
 from llmcore.api import OpContext
 from llmcore.layers import DTYPES
 
+from llmcore_triton import tuned
 from llmcore_triton.quantized.blocks import Packs, group_of, spread_of
+
+KERNEL = "cublas"
+
+MOST = 2048
+"""With more tokens cuBLAS is faster than other kernels for codes that scale rows. A bucket has one kernel, so they
+call it then."""
 
 _TOKENS = 4
 """f32 scales of this many tokens have 16 bytes."""
@@ -80,6 +87,11 @@ class Cublas(Packs):
 def make(context: OpContext) -> Cublas:
     """Returns the op."""
     return Cublas(context)
+
+
+def for_most(context: OpContext) -> Cublas | None:
+    """Returns the op for more than MOST tokens. None where it has groups, or nobody has measured cuBLAS."""
+    return None if group_of(context) or tuned.find(KERNEL, context) is None else Cublas(context)
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Cublas:

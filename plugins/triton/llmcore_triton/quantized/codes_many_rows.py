@@ -20,6 +20,7 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, Box, overlaps, place, release, wait
 from llmcore_triton.linear_kernels import scaled, tile_at
 from llmcore_triton.linear_shapes import BARRIERS, buffer, known_sizes, power_of_two, processors, shared_bytes
+from llmcore_triton.quantized import codes_cublas
 from llmcore_triton.quantized.blocks import Packs, group_of, spread_of
 from llmcore_triton.quantized.codes_finish import MOST, Finish
 
@@ -139,7 +140,7 @@ class ManyRows(Packs):
         self._programs = processors(context) * self._per_processor
         self._weights: dict[int, TensorDescriptor] = {}
         self._parts: dict[int, int] = {}
-        self._most = int(config["parts"])
+        self._most, self._cublas = int(config["parts"]), codes_cublas.for_most(context)
         overlap = overlaps(context)
         fixed = {
             **{"BLOCK_M": self._block_m, "BLOCK_N": self._block_n, "BLOCK_K": self._block_k},
@@ -167,6 +168,8 @@ class ManyRows(Packs):
         """x [T, inputs], x_scale [T, groups], codes [outputs, inputs], scale [outputs, groups] or that of blocks of
         outputs -> [T, outputs]. Rows without groups have one scale."""
         tokens, outputs, inputs = len(x), self._outputs, self._inputs
+        if self._cublas is not None and tokens > codes_cublas.MOST:
+            return self._cublas(x, x_scale, codes, scale, bias)
         out = x.new_empty(tokens, outputs, dtype=self._dtype)
         rows = -(-tokens // self._block_m)
         tiles = rows * -(-outputs // self._block_n)

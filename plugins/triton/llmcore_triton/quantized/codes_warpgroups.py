@@ -19,6 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps, place
 from llmcore_triton.linear_shapes import BARRIERS, buffer, known_sizes, power_of_two, processors, shared_bytes
+from llmcore_triton.quantized import codes_cublas
 from llmcore_triton.quantized.codes_finish import MOST, Finish
 from llmcore_triton.quantized.codes_warpgroups_kernel import BLOCK_K, SHARED_TILES, codes_times_codes
 from llmcore_triton.quantized.in_gluon import Tiles
@@ -71,7 +72,7 @@ class Warpgroups:
         self._widths = int(config["n"]), int(config["n"]) // 2
         self._weights: dict[tuple[int, int], TensorDescriptor] = {}
         self._choices: dict[int, Choice] = {}
-        self._first = True
+        self._first, self._cublas = True, codes_cublas.for_most(context)
         overlap = overlaps(context)
         self._launches: dict[int, Bound] = {}
         for n in self._widths:
@@ -100,6 +101,8 @@ class Warpgroups:
             self._first = False
             for other in {(choice.n, choice.parts > 1): choice for choice in self.choices(1)}.values():
                 self._run(other, x[:1], x_scale[:1], codes, scale, bias)
+        if self._cublas is not None and tokens > codes_cublas.MOST:
+            return self._cublas(x, x_scale, codes, scale, bias)
         choice = self._choices.get(tokens) or self._choices.setdefault(tokens, self.choose(tokens))
         return self._run(choice, x, x_scale, codes, scale, bias)
 

@@ -86,7 +86,7 @@ class Warpgroups(Packed):
         self._weights: dict[int, Tiles] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         self._scratch = scratch.make(context) if context.bucket == _LAST else None
-        self._most = MOST[context.shape["codes"]]
+        self._most = MOST[str(context.shape["codes"])]
         for tokens in range(PADDED[0], _GRAPH + 1, PADDED[0]):
             self._plan(tokens)
 

@@ -97,12 +97,12 @@ class Warpgroups:
     ) -> torch.Tensor:
         """x [T, inputs], x_scale [T, 1], codes [outputs, inputs], scale [outputs, 1] -> [T, outputs]."""
         tokens = len(x)
+        if self._cublas is not None and tokens > codes_cublas.MOST:
+            return self._cublas(x, x_scale, codes, scale, bias)
         if self._first:
             self._first = False
             for other in {(choice.n, choice.parts > 1): choice for choice in self.choices(1)}.values():
                 self._run(other, x[:1], x_scale[:1], codes, scale, bias)
-        if self._cublas is not None and tokens > codes_cublas.MOST:
-            return self._cublas(x, x_scale, codes, scale, bias)
         choice = self._choices.get(tokens) or self._choices.setdefault(tokens, self.choose(tokens))
         return self._run(choice, x, x_scale, codes, scale, bias)
 

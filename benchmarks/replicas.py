@@ -6,7 +6,8 @@
 Mixes: `chat` has the lengths of conversations; `turns` has sessions of six turns, whose prompts repeat all before;
 `hot` has prompts that begin with the same 1,024 tokens. The column `times one` has the requests per second beside
 those of one engine; the number of engines is ideal. `prefix hits` is the share of prompt tokens that came from prefix
-caches. All requests of a mix must be answered in full.
+caches. `front end` has the cores that the HTTP workers and the supervisor used together. All requests of a mix must be
+answered in full.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from llmcore_devtools.bench.figures import percentile
 from llmcore_devtools.bench.workloads import chat
 from llmcore_devtools.server import RunningServer, serving
 from llmcore_server.supervisor import Pace
+from processes import Window
 
 HOT = 1024
 """Tokens that all prompts of `hot` begin with."""
@@ -40,12 +42,14 @@ Session = list[tuple[list[int], int]]
 
 @dataclass(frozen=True)
 class Result:
-    """A mix that was played. `first`: seconds to each first token. `hits`: the share of prompt tokens."""
+    """A mix that was played. `first`: seconds to each first token. `hits`: the share of prompt tokens. `cores`: of the
+    front end."""
 
     requests: int
     seconds: float
     first: list[float]
     hits: float
+    cores: float
 
 
 def drawn(random: Random, length: int) -> list[int]:
@@ -99,13 +103,15 @@ def totals(server: RunningServer) -> tuple[float, float]:
 def measure(server: RunningServer, mix: str, requests: int, concurrent: int) -> Result:
     target = Target(server.url, DIALECTS["openai-completions"])
     given, before = sessions(mix, requests, seed=len(mix)), totals(server)
+    workers = [pid for module, pid in server.children().items() if ".http." in module]
+    front = Window([server.process.pid, *workers])
     began = time.perf_counter()
     answers = asyncio.run(play(target, "model", given, concurrent))
-    seconds = time.perf_counter() - began
+    seconds, cores = time.perf_counter() - began, sum(front.cores()[0].values())
     time.sleep(1.0)  # until the engines have reported
     prompts, cached = (now - then for now, then in zip(totals(server), before, strict=True))
     first = [answer.arrivals[0][0] - answer.sent for answer in answers]
-    return Result(len(answers), seconds, first, cached / prompts)
+    return Result(len(answers), seconds, first, cached / prompts, cores)
 
 
 @contextmanager
@@ -145,8 +151,8 @@ def main() -> None:
         "disable_log_stats": True,
         **({"device": "cpu", "data_type": "f32", "max_total_token_num": 30_000} if given.tiny else {}),
     }
-    print("| mix | engines | requests | seconds | times one | first token p50 s | p99 s | prefix hits |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| mix | engines | requests | seconds | times one | first token p50 s | p99 s | prefix hits | front end |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     one: dict[str, float] = {}
     with model_of(given.model_dir, given.tiny) as model:
         for engines in (1, given.dp):
@@ -159,7 +165,7 @@ def main() -> None:
                     p50, p99 = percentile(found.first, 50), percentile(found.first, 99)
                     print(
                         f"| {mix} | {engines} | {found.requests} | {found.seconds:.1f} | {rate / one[mix]:.2f} | "
-                        f"{p50:.3f} | {p99:.3f} | {found.hits:.1%} |",
+                        f"{p50:.3f} | {p99:.3f} | {found.hits:.1%} | {found.cores:.1f} |",
                         flush=True,
                     )
 

@@ -11,7 +11,8 @@ requests that were sent to a dead replica, and the seconds that the simulation t
 `--senders 8` has eight senders that share the calls, each with a balancer and a record of its own. They tell each
 other of their calls, as the HTTP workers of one server do. With `--silent` they do not, as several routers do not.
 
-`--kv_weights` plays the default with other weights of `kv_live` instead. This is how `KV_WEIGHT` was chosen.
+`--kv_weights` plays the default with other weights of `kv_live` instead, and `--scarce` with other weights of an
+uncached share. This is how `KV_WEIGHT` and `SCARCE` were chosen.
 """
 
 from __future__ import annotations
@@ -48,13 +49,19 @@ def main() -> None:
     parser.add_argument("--traces", nargs="+", choices=list(TRACES), default=list(TRACES))
     parser.add_argument("--balancers", nargs="+")
     parser.add_argument("--kv_weights", nargs="+", type=float)
+    parser.add_argument("--scarce", nargs="+", type=float)
     parser.add_argument("--senders", type=int, default=1)
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     makers: Makers
-    if given.kv_weights:
-        makers = {f"cost, {weight:g}": partial(Cost, kv_weight=weight) for weight in given.kv_weights}
+    weights = {"kv_weight": given.kv_weights or (), "scarce": given.scarce or ()}
+    if any(weights.values()):
+        makers = {
+            f"cost, {name} {weight:g}": partial(Cost, **{name: weight})
+            for name, several in weights.items()
+            for weight in several
+        }
     else:
         _, registry = configure()
         installed = {spec.name: load(spec.make) for spec, _ in registry.specs(BalancerSpec)}

@@ -89,6 +89,16 @@ def test_the_weight_of_kv_can_be_given() -> None:
     assert Cost(Random(0), kv_weight=0.2).choose(ARRIVAL, among) == 1
 
 
+def test_hits_count_more_while_prompts_wait_everywhere() -> None:
+    """A prompt of 100 tokens, half of it cached at the fuller place."""
+    for idle, fuller, chosen in ((0, 40, 0), (0, 60, 1), (1_000, 4_000, 0), (1_000, 6_000, 1)):
+        among = [Candidate("has it", waiting=fuller, hit=50), Candidate("has not", waiting=idle)]
+        assert Cost(Random(0), scarce=8.0).choose(Arrival(100, 1), among) == chosen
+    among = [Candidate("has it", waiting=4_000, hit=50), Candidate("has not", waiting=1_000)]
+    assert Cost(Random(0), scarce=0.0).choose(Arrival(100, 1), among) == 1
+    assert Cost(Random(0)).choose(Arrival(0, 1), [replace(place, hit=0) for place in among]) == 1, "an empty prompt"
+
+
 def test_round_robin_takes_one_after_the_other() -> None:
     balancer = made("round_robin")
     chosen = [balancer.choose(ARRIVAL, places(5)) for _ in range(10)]

@@ -100,5 +100,14 @@ def test_a_sender_hears_of_the_calls_of_others_at_once() -> None:
     assert simulate(same, *balancers, telling=False).busiest == 2, "they prefer the same replica"
 
 
+def test_a_call_waits_for_the_answer_before_it() -> None:
+    calls = [Call(0.1, 100, 50, 0, 0, 1), Call(2.0, 200, 50, 0, 0, 1, after=0), Call(0.0, 300, 50, 0, 0, 1, after=1)]
+    alone = simulate(Trace("three", calls, Fleet([Machine()])), First())
+    apart = [Call(10.0 * number, call.prompt, call.answer, 0, 0, 1) for number, call in enumerate(calls)]
+    assert alone.first_tokens == pytest.approx(
+        simulate(Trace("apart", apart, Fleet([Machine()])), First()).first_tokens
+    ), "they find nobody before them, and their time counts from their own arrival"
+
+
 def test_the_same_trace_gives_the_same_outcome() -> None:
     assert outcome("deaths", "cost") == simulate(trace("deaths"), MAKERS["cost"](Random(0)))

@@ -53,6 +53,16 @@ def test_turns_repeat_what_came_before() -> None:
             assert after.chunks(before.prompt + before.answer) == before.chunks(before.prompt + before.answer)
 
 
+def test_turns_wait_for_the_answer_before_them() -> None:
+    calls = made("turns").calls
+    first = [call for call in calls if call.after is None]
+    assert list(calls[: len(first)]) == first and {call.time for call in calls} == {0.0}
+    for number, call in enumerate(calls[len(first) :], len(first)):
+        before = calls[call.after or 0]
+        assert before.own == call.own and (call.after or 0) < number
+        assert before.prompt + before.answer < call.prompt <= before.prompt + before.answer + 400
+
+
 def test_most_begin_with_the_hot_prefix() -> None:
     hot = sum(call.shared > 0 for call in made("hot").calls)
     assert 550 < hot < 650

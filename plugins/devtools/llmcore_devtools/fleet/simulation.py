@@ -72,6 +72,10 @@ class _Event(NamedTuple):
     number: int
 
 
+_OF_THE_FLEET = ("arrival", "report", "death", "birth")
+"""Kinds of events that are not of one life of a replica."""
+
+
 class _Place:
     """A replica, and what the senders have in common of it."""
 
@@ -151,6 +155,8 @@ class Simulation:
         self._events: list[_Event] = []
         self._order = count()
         self._now = 0.0
+        self._came: dict[int, float] = {}
+        self._next = {call.after: number for number, call in enumerate(self._calls) if call.after is not None}
         self._first: dict[int, float] = {}
         self._done = 0
         self._cached = self._prompts = 0
@@ -160,6 +166,7 @@ class Simulation:
     def run(self) -> Outcome:
         """Plays the trace until every call is answered."""
         handlers = {
+            "arrival": self._arrival,
             "report": self._report,
             "computed": self._computed,
             "finished": self._finished,
@@ -170,17 +177,17 @@ class Simulation:
             self._plan(death, "death", index)
             self._plan(birth, "birth", index)
         self._plan(0.0, "report", 0)
-        arriving = 0
+        arriving, alone = 0, len(self._calls) - len(self._next)
         while self._done < len(self._calls):
-            due = self._calls[arriving].time if arriving < len(self._calls) else float("inf")
+            due = self._calls[arriving].time if arriving < alone else float("inf")
             if due < self._events[0].time:
                 self._now = due
-                self._send(arriving)
+                self._arrive(arriving)
                 arriving += 1
                 continue
             event = heapq.heappop(self._events)
             self._now = event.time
-            if event.life == self._places[event.replica].life or event.kind in ("report", "death", "birth"):
+            if event.life == self._places[event.replica].life or event.kind in _OF_THE_FLEET:
                 handlers[event.kind](event)
         warm = int(WARM * len(self._calls))
         busiest = max(place.got for place in self._places) / len(self._calls) * len(self._places)
@@ -194,6 +201,13 @@ class Simulation:
     def _plan(self, time: float, kind: str, replica: int, number: int = 0) -> None:
         life = self._places[replica].life
         heapq.heappush(self._events, _Event(time, next(self._order), kind, replica, life, number))
+
+    def _arrival(self, event: _Event) -> None:
+        self._arrive(event.number)
+
+    def _arrive(self, number: int) -> None:
+        self._came[number] = self._now
+        self._send(number)
 
     def _send(self, number: int) -> None:
         call, sender = self._calls[number], self._sender(number)
@@ -226,7 +240,7 @@ class Simulation:
         place = self._places[event.replica]
         for running, seconds in place.replica.computed():
             self._sender(running.number).count(place, -place.sent[running.number][1], 0, 0)
-            self._first.setdefault(running.number, self._now - self._calls[running.number].time)
+            self._first.setdefault(running.number, self._now - self._came[running.number])
             self._plan(self._now + seconds, "finished", event.replica, running.number)
         self._start(place)
 
@@ -238,6 +252,8 @@ class Simulation:
         took = self._now - sent
         place.latency = 0.9 * place.latency + 0.1 * took if place.latency else took
         self._done += 1
+        if (following := self._next.get(event.number)) is not None:
+            self._plan(self._now + self._calls[following].time, "arrival", event.replica, following)
         self._start(place)
 
     def _report(self, event: _Event) -> None:

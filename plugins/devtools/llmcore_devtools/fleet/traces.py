@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from random import Random
@@ -24,7 +24,7 @@ class Call:
     """A request of a trace. Its prompt is the beginning of the text `common`, and then of the text `own`."""
 
     time: float
-    """Seconds after the trace's start at which it arrives."""
+    """Seconds at which it arrives: after the trace's start, or after the answer to `after`."""
     prompt: int
     """Tokens of its prompt."""
     answer: int
@@ -33,6 +33,8 @@ class Call:
     shared: int
     """Tokens of the prompt that come from the common text, whole chunks."""
     own: int
+    after: int | None = None
+    """The number in the trace of the call before it, if it waits for the answer."""
 
     def chunks(self, tokens: int) -> list[int]:
         """The whole chunks of its first `tokens` tokens, of prompt and answer."""
@@ -52,7 +54,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Trace:
-    """Calls by time, and the fleet that serves them."""
+    """Calls by time, and the fleet that serves them. Calls that wait for others come last."""
 
     name: str
     calls: Sequence[Call]
@@ -91,6 +93,17 @@ def _sessions(random: Random, lengths: Lengths, count: int) -> Iterator[tuple[Ca
         yield tuple(turns)
 
 
+def _turns(random: Random, lengths: Lengths, count: int) -> Iterator[tuple[Call, ...]]:
+    """Six turns without pauses, and all sessions at once, as agents do. Prompts add up to 400 tokens to what came
+    before, and answers have up to 128."""
+    for number in range(count):
+        before, turns = 0, []
+        for prompt, answer in random.choices(lengths, k=min(6, count)):
+            turns.append(Call(0.0, before + min(prompt, 400), min(answer, 128), 0, 0, number + 1))
+            before = turns[-1].prompt + turns[-1].answer
+        yield tuple(turns)
+
+
 def _hot(random: Random, lengths: Lengths, count: int) -> Iterator[tuple[Call, ...]]:
     """Six of ten prompts begin with the same 3,072 tokens."""
     for number in range(count):
@@ -110,13 +123,15 @@ def _deaths(random: Random, replicas: int, seconds: float) -> Mapping[int, tuple
 class _Kind:
     """The rules of a trace. `load`: the share of the fleet's time that the prompts take if no cache holds anything.
     `kv`: tokens in each replica's KV.
-    `slow`: one of this number of replicas has a third of the speed, which its operator does not say; 0 for none."""
+    `slow`: one of this number of replicas has a third of the speed, which its operator does not say; 0 for none.
+    `waits`: the calls of a group wait for each other, and the first ones come at once."""
 
     make: Callable[[Random, Lengths, int], Iterator[tuple[Call, ...]]]
     load: float
     kv: int = Machine.kv
     slow: int = 0
     deaths: bool = False
+    waits: bool = False
 
 
 _ZIPF = partial(_prefixes, prefixes=400, power=1.1)
@@ -125,6 +140,7 @@ TRACES: Mapping[str, _Kind] = {
     "plain": _Kind(_plain, 0.4),
     "zipf": _Kind(_ZIPF, 1.0),
     "sessions": _Kind(_sessions, 0.7),
+    "turns": _Kind(_turns, 1.0, waits=True),
     "hot": _Kind(_hot, 0.8),
     "memory": _Kind(_ZIPF, 0.7, kv=30_000),
     "slow": _Kind(_ZIPF, 0.8, slow=10),
@@ -146,14 +162,28 @@ def make_trace(name: str, lengths: Lengths, replicas: int, requests: int, seed: 
     machine = Machine(kv=kind.kv)
     work = sum(machine.prefill(call.prompt) for call in chain.from_iterable(groups))
     seconds = work / (kind.load * replicas)
-    calls = []
-    for group in groups:
-        start = random.uniform(0, seconds)
-        calls += [
-            Call((start + call.time) % seconds, call.prompt, call.answer, call.common, call.shared, call.own)
-            for call in group
-        ]
+    calls = _waiting(groups) if kind.waits else _spread(random, groups, seconds)
     slow = Machine(speed=1 / 3, kv=kind.kv)
     machines = [slow if kind.slow and not index % kind.slow else machine for index in range(replicas)]
     deaths = _deaths(random, replicas, seconds) if kind.deaths else {}
-    return Trace(name, sorted(calls, key=lambda call: call.time), Fleet(machines, deaths))
+    return Trace(name, calls, Fleet(machines, deaths))
+
+
+def _spread(random: Random, groups: Sequence[Sequence[Call]], seconds: float) -> list[Call]:
+    """The calls by time. Groups begin at random within `seconds`, and what comes later comes at the beginning."""
+    calls = []
+    for group in groups:
+        start = random.uniform(0, seconds)
+        calls += [replace(call, time=(start + call.time) % seconds) for call in group]
+    return sorted(calls, key=lambda call: call.time)
+
+
+def _waiting(groups: Sequence[Sequence[Call]]) -> list[Call]:
+    """The first calls of the groups, the second ones, and so on. Each waits for the one before it."""
+    calls, last = list[Call](), dict[int, int]()
+    for turn in range(max(map(len, groups))):
+        for session, group in enumerate(groups):
+            if turn < len(group):
+                calls.append(replace(group[turn], after=last.get(session)))
+                last[session] = len(calls) - 1
+    return calls

@@ -178,7 +178,7 @@ class Scheduling:
     )
     prefill_stall_ms: float | None = option(
         None,
-        "Milliseconds that a step may spend on prompts while answers wait for their next token; more when over 8 "
+        "Milliseconds that a step may spend on prompts while answers wait for their next token; more when over 6 "
         "prompts wait (default: 20 on a GPU, 0 on a CPU; 0: up to batch_max_tokens).",
         low=0,
     )

@@ -33,7 +33,7 @@ from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTabl
 WORTH_WAITING = 64
 """Tokens that another request is about to compute for which a candidate waits; or half of its own."""
 
-CROWD = 8
+CROWD = 6
 """Prompts that may wait before they get more of a step than `limits.stall_tokens`. Beyond that their share grows with
 the square of their number: a crowd waits longer than any answer, and is computed fastest in large steps."""
 

@@ -1,10 +1,10 @@
 """The GPU kernels of one engine step, those with the most time first.
 
-    python benchmarks/step_kernels.py [--model llama-3.1-8b] [--set mode=fp8w8a8] [--batches 1 64] [--prefill]
+    python benchmarks/step_kernels.py [--model llama-3.1-8b] [--set mode=fp8w8a8] [--batches 1 64] [--prefill] [--mixed]
 
 The engine is that of gpu.py: random weights from a config.json, no prefix cache. A decode step follows prompts of 512
 tokens and is a CUDA graph. For prefill, prompts of 4,096 tokens come by two. The scheduler may give a step fewer
-tokens, which grids show. torch's profiler records 8 steps. Recording slows them down, so the script times 8 steps
+tokens, which grids show. `--mixed` has 64 answers, and prompts of 512 tokens beside them. torch's profiler records 8 steps. Recording slows them down, so the script times 8 steps
 before. gpu.py has the exact time of a step.
 
 A row is a kernel with one grid between the same two kernels. So linears that share a kernel have rows of their own.
@@ -42,6 +42,8 @@ DECODE, PREFILL = (512, 256), (4096, 1)
 """Tokens of a prompt and of its answer, which does not end before the last step."""
 PROMPTS = 2
 """Prompts of a prefill step."""
+ANSWERS, CROWD = 64, 800
+"""Answers of a mixed step, and the prompts that come beside them."""
 LEAST = 0.001
 """Rows with a smaller share of the kernels' time are shown as one."""
 
@@ -151,22 +153,25 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 64, 256], help="rows of the decode steps")
     parser.add_argument("--prefill", action="store_true", help="also a prefill step")
+    parser.add_argument("--mixed", action="store_true", help="also a step of prompts beside answers")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("step_kernels.py records the kernels of a GPU, and there is none here")
     # torch sets both where it captures graphs itself: CUPTI crashes if it starts a second time beside them
     os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
-    loads = [(f"decode, batch {batch}", DECODE, batch, batch) for batch in options.batches]
+    loads = [(f"decode, batch {batch}", [DECODE] * batch, batch) for batch in options.batches]
     if options.prefill:
         prompts = PROMPTS * (WARMUP + 2 * STEPS + 4)  # some steps are in flight
-        loads.append((f"prefill, {PROMPTS} x {PREFILL[0]:,}", PREFILL, prompts, PROMPTS))
+        loads.append((f"prefill, {PROMPTS} x {PREFILL[0]:,}", [PREFILL] * prompts, PROMPTS))
+    if options.mixed:
+        loads.append((f"prompts beside {ANSWERS} answers", [DECODE] * ANSWERS + [(DECODE[0], 1)] * CROWD, ANSWERS))
     with BenchEngine(config_of(options)) as bench:
         for label, text in dict(bench.facts.report).items():
             print(f"{label}: {text}")
-        for title, lengths, count, together in loads:
-            if reason := bench.fits(together, sum(lengths)):
+        for title, lengths, together in loads:
+            if reason := bench.fits(together, sum(lengths[0])):
                 raise SystemExit(f"{title}: {reason}")
-            begin(bench, requests := [bench.request(*lengths) for _ in range(count)], together)
+            begin(bench, requests := [bench.request(*each) for each in lengths], together)
             step_ms = make_steps(bench, STEPS)
             print("", title, *table(recorded(bench), STEPS, step_ms), sep="\n", flush=True)
             for request in requests:

@@ -1,11 +1,11 @@
 """The GPU kernels of one engine step, those with the most time first.
 
-    python benchmarks/step_kernels.py [--model llama-3.1-8b] [--set mode=fp8w8a8] [--batches 1 64] [--prefill] [--mixed]
+    python benchmarks/step_kernels.py [--model llama-3.1-8b] [--set mode=fp8w8a8] [--batches 1 64] [--prefill]
 
 The engine is that of gpu.py: random weights from a config.json, no prefix cache. A decode step follows prompts of 512
 tokens and is a CUDA graph. For prefill, prompts of 4,096 tokens come by two. The scheduler may give a step fewer
-tokens, which grids show. `--mixed` has 64 answers, and prompts of 512 tokens beside them. torch's profiler records 8 steps. Recording slows them down, so the script times 8 steps
-before. gpu.py has the exact time of a step.
+tokens, which grids show. With `--mixed`, prompts of 512 tokens come beside 64 answers. torch's profiler records 8
+steps. Recording slows them down, so the script times 8 steps before. gpu.py has the exact time of a step.
 
 A row is a kernel with one grid between the same two kernels. So linears that share a kernel have rows of their own.
 Kernels may overlap. So the sum of their times may exceed the time in which any of them runs.

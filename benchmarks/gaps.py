@@ -100,6 +100,11 @@ class Device:
         return host, self.free
 
 
+def tokens_within(stall_ms: float) -> int:
+    """Returns the prompt tokens that make a step so much longer, as the start computes them."""
+    return int((stall_ms + STEPS[0][1]) * RATE) if stall_ms else 0
+
+
 def make_scheduler(stall_ms: float) -> Scheduler:
     """Returns the scheduler of a server on one GPU."""
     limits = SchedulerLimits(
@@ -108,7 +113,7 @@ def make_scheduler(stall_ms: float) -> Scheduler:
         max_total_len=8_192,
         batch_tokens=8_192,
         chunk_tokens=8_192,
-        stall_tokens=int(stall_ms * RATE),
+        stall_tokens=tokens_within(stall_ms),
     )
     group = KVGroup(total=800_000, rows=1000, max_len=8_192, manager=NoCache(1))
     return Scheduler(limits, [group], FCFS(limits), PastFuture(limits), ahead=1)
@@ -177,7 +182,7 @@ def main() -> None:
         )
         shown = [f"{percentile(column, 50):.1f} / {percentile(column, 99):.1f}" for column in columns]
         total = max(request.last for request in at_once) / 1e3
-        print(layout.format(f"{stall:g}", int(stall * RATE) or "-", *shown, f"{total:.2f}"), flush=True)
+        print(layout.format(f"{stall:g}", tokens_within(stall) or "-", *shown, f"{total:.2f}"), flush=True)
 
 
 if __name__ == "__main__":

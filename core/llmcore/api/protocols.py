@@ -52,7 +52,7 @@ class Device(Protocol):
     step_tokens: int
     """Tokens of one step, unless the operator sets them."""
     prefill_stall_ms: float
-    """Milliseconds of prompts in a step while answers wait, unless the operator sets them; 0: any."""
+    """Milliseconds by which prompts may lengthen a step while answers wait, unless the operator sets them; 0: any."""
     measured: bool
     """`kv_budget` subtracts the peak memory of a worst-case run that was made since `reset_peak`."""
     graphs: bool
@@ -195,7 +195,7 @@ class Tokenizer(Protocol):
 class SchedulerLimits:
     """The operator's limits, after defaults, in tokens, requests or steps.
 
-    `stall_tokens`: the prompt tokens that the device computes in `--prefill_stall_ms`; 0: any number.
+    `stall_tokens`: the prompt tokens that make a step about `--prefill_stall_ms` longer; 0: any number.
     """
 
     max_running: int

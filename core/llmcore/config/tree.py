@@ -178,8 +178,8 @@ class Scheduling:
     )
     prefill_stall_ms: float | None = option(
         None,
-        "Milliseconds that a step may spend on prompts while answers wait for their next token; more when over 6 "
-        "prompts wait (default: 20 on a GPU, 0 on a CPU; 0: up to batch_max_tokens).",
+        "Milliseconds by which prompts may lengthen a step while answers wait for their next token; more when over 6 "
+        "prompts wait (default: 16 on a GPU, 0 on a CPU; 0: up to batch_max_tokens).",
         low=0,
     )
     disable_chunked_prefill: bool = option(False, "Compute every prompt in one step.")

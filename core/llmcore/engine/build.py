@@ -29,7 +29,7 @@ from llmcore.engine.memory import (
 from llmcore.engine.model import Loaded, Progress, describe_sampling
 from llmcore.engine.parts import Parts, fingerprint_of, load_parts, ready_of, silent, tables_of
 from llmcore.engine.processors import processors_of
-from llmcore.engine.profile import measure, prefill_rate, run_worst_case, take_workspaces, warm_up
+from llmcore.engine.profile import measure, run_worst_case, take_workspaces, tokens_within, warm_up
 from llmcore.engine.upload import Tables
 from llmcore.kv.space import KVGroup
 from llmcore.registry.loader import Made, made
@@ -68,7 +68,7 @@ def build_engine(
     ranks.join(ready_of(parts, 0))
     ranks.begin(parts.limits)
     runner, kv_tokens = _runner(parts, tables_of(parts), ranks)
-    rate = _stall(parts, runner)
+    stall = _stall(parts, runner)
     ranks.set_limit(config.model.rank_timeout)
     slow = (*fallbacks(registry, loaded.build.resolutions), *kernels_that_help(device.info))
     for line in (*slow, *_without_effect(config, device)):
@@ -105,7 +105,7 @@ def build_engine(
             *summary(loaded, device, budget, timings),
             *((("revision", config.revision),) if config.revision else ()),
             ("sampling", describe_sampling(config.model.generation_config, loaded.generation)),
-            *rate,
+            *stall,
             ("predicted", memory_text(budget.weights, budget.pool, budget.kv_tokens)),
             ("measured", memory_text(loaded.weights.bytes, kv_tokens * parts.token_bytes, kv_tokens)),
         ),
@@ -150,14 +150,13 @@ def _runner(parts: Parts, tables: Tables, ranks: Ranks) -> tuple[Runner, int]:
 
 
 def _stall(parts: Parts, runner: Runner) -> Sequence[tuple[str, str]]:
-    """Limit the prompt tokens of a step by what the device computes in `--prefill_stall_ms`; a line that says so."""
+    """Limit the prompt tokens of a step by the time that they may add (`--prefill_stall_ms`); a line that says so."""
     stall = stall_ms(parts.config, parts.device)
     if not stall:
         return ()
-    rate = prefill_rate(runner, parts.device, parts.limits)
-    tokens = max(int(stall * rate), 1)
+    tokens, line = tokens_within(stall, runner, parts.device, parts.limits)
     parts.limits = replace(parts.limits, stall_tokens=tokens)
-    return (("prompts", f"{tokens:,} tokens of a step beside answers ({stall:g} ms at {rate * 1e3:,.0f} tokens/s)"),)
+    return (("prompts", line),)
 
 
 def _measured(parts: Parts, tables: Tables, ranks: Ranks) -> int:

@@ -88,15 +88,30 @@ def warm_up(runner: Runner, device: Device, limits: SchedulerLimits) -> None:
     _run(runner, device, warm_plans(limits))
 
 
-def prefill_rate(runner: Runner, device: Device, limits: SchedulerLimits) -> float:
-    """Prompt tokens that the device computes in a millisecond: in the fastest of a few steps of prompts alone."""
-    plan = prompts_plan(limits)
+def tokens_within(stall: float, runner: Runner, device: Device, limits: SchedulerLimits) -> tuple[int, str]:
+    """Prompt tokens that make a step about `stall` ms longer than one without prompts, and a line that says so.
+
+    A small step takes as long as the device reads the weights. So prompts have that time, too.
+    """
+    prompts = prompts_plan(limits)
+    rate = prompts.n_tokens / _fastest(runner, device, prompts, _TIMED)
+    # steps in flight have buffers of their own, and each is captured by itself
+    alone = _fastest(runner, device, _plan([1], [0], _GREEDY, n_decode=1), 2 * CAPTURED_AT + _TIMED)
+    tokens = max(int((stall + alone) * rate), 1)
+    return tokens, (
+        f"{tokens:,} tokens of a step beside answers ({stall:g} ms more than the {alone:.1f} ms of a step without "
+        f"prompts, at {rate * 1e3:,.0f} tokens/s)"
+    )
+
+
+def _fastest(runner: Runner, device: Device, plan: StepPlan, times: int) -> float:
+    """Milliseconds of the fastest of several runs of a step."""
     spent = []
-    for _ in range(_TIMED):
+    for _ in range(times):
         began = time.perf_counter()
         _run(runner, device, [plan])
         spent.append(time.perf_counter() - began)
-    return plan.n_tokens / (min(spent) * 1e3)
+    return min(spent) * 1e3
 
 
 def _run(runner: Runner, device: Device, plans: Sequence[StepPlan]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from llmcore.api.errors import PluginError
 from llmcore.api.protocols import AttnLimits, SchedulerLimits
 from llmcore.api.specs import TOKEN_BUCKETS, bucket_of
-from llmcore.engine.profile import prompts_plan, take_workspaces, warm_plans, worst_plan
+from llmcore.engine import profile
+from llmcore.engine.profile import prompts_plan, take_workspaces, tokens_within, warm_plans, worst_plan
 from llmcore.layers import AttentionKernels
 
 LIMITS = SchedulerLimits(
@@ -115,3 +117,15 @@ def test_warming_up_within_the_smallest_limits() -> None:
 def test_how_fast_prompts_are_is_measured_within_the_limits(changed: dict[str, int], taken: list[int]) -> None:
     plan = prompts_plan(replace(LIMITS, **changed))
     assert plan.n_query.tolist() == taken and plan.n_decode == 0
+
+
+def test_prompts_have_the_time_of_a_step_without_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,048 tokens in 220 ms, and 18 ms for the weights: 38 ms of prompts make a step 20 ms longer."""
+    monkeypatch.setattr(profile, "_fastest", lambda runner, device, plan, times: 18.0 if plan.n_decode else 220.0)
+    unused: Any = None
+    tokens, line = tokens_within(20.0, unused, unused, LIMITS)
+    assert tokens == int(38 * prompts_plan(LIMITS).n_tokens / 220)
+    assert line.startswith(
+        f"{tokens:,} tokens of a step beside answers (20 ms more than the 18.0 ms of a step without"
+    )
+    assert tokens_within(1e-9, unused, unused, replace(LIMITS, batch_tokens=1))[0] >= 1

@@ -19,7 +19,7 @@ class CUDA:
 
     ahead = 1
     step_tokens = 8192
-    prefill_stall_ms = 20.0
+    prefill_stall_ms = 16.0
     measured = True
     graphs = True
 

@@ -75,7 +75,7 @@ def test_the_least_time_wins(op: str, measured: Any) -> None:
     measured(asked, many_rows=20.0, cublas_unscaled=18.0)
     assert name(asked) == ("cublas_unscaled" if op == ROWS else "many_rows")
     measured(asked, many_rows=20.0, warpgroups=18.0)
-    assert name(asked) == ("warpgroups" if op == ROWS else "many_rows")
+    assert name(asked) == "warpgroups"
     fewer = context(op, bucket=2)
     measured(fewer, many_rows=20.0, small_rows=25.0)
     assert name(fewer) == "many_rows"

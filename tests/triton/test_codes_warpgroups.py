@@ -20,19 +20,21 @@ SIZES = ((4096, 28672), (14336, 4096), (4096, 6144), (4096, 4096))
 TYPES = {"i8": torch.int8, "e4m3": torch.float8_e4m3fn}
 
 
-def context(codes: str, inputs: int, outputs: int, bucket: int) -> OpContext:
-    shape = {"inputs": inputs, "outputs": outputs, "bias": True, "codes": codes, "group": 0}
-    return OpContext(op="linear.w8a8", dtype="bf16", bucket=bucket, shape=shape, device=HOPPER)  # type: ignore[arg-type]
+def context(codes: str, inputs: int, outputs: int, bucket: int, group: int = 0) -> OpContext:
+    shape = {"inputs": inputs, "outputs": outputs, "bias": True, "codes": codes, "group": group}
+    op = "linear.fp8_block" if group else "linear.w8a8"
+    return OpContext(op=op, dtype="bf16", bucket=bucket, shape=shape, device=HOPPER)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("codes", "group", "sums"), [("i8", 0, 128), ("e4m3", 128, 64)])
 @pytest.mark.parametrize("bucket", [3, 4])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_every_configuration_fits(sizes: tuple[int, int], bucket: int) -> None:
-    """Into shared memory and into the memory for sums."""
-    where = context("i8", *sizes, bucket)
+def test_every_configuration_fits(sizes: tuple[int, int], bucket: int, codes: str, group: int, sums: int) -> None:
+    """Into registers, shared memory and the memory for sums."""
+    where = context(codes, *sizes, bucket, group)
     for config in [codes_warpgroups.DEFAULT, *codes_warpgroups.candidates(where)]:
         kernel = codes_warpgroups.make_with(where, config)
-        assert config["m"] * config["n"] <= 64 * 256, "a thread has 128 sums"
+        assert config["m"] * kernel._widths[0] <= 128 * sums, "of a thread"
         for n in kernel._widths:
             assert codes_warpgroups.stages_of(where, config, n) >= 4
         for tokens in (1, 65, 128, 256, 300, 512, 2048, 8192):
@@ -87,4 +89,23 @@ def test_what_the_compiler_makes(codes: str, n: int, tmp_path: Path, monkeypatch
         assert len(re.findall(r"\b[IQ]GMMA\.", sass)) >= 8
         # for each team one in the loop, after which one product goes on, and one after the loop
         assert sorted(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", sass)) == ["0x0", "0x0", "0x1", "0x1"]
+        assert not re.findall(r"\b(?:LDL|STL)\b", sass)
+
+
+def test_what_the_compiler_makes_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales come while products are computed, each team waits once for each step, and no register is spilled."""
+    compiled = compiling(tmp_path, monkeypatch)
+    kernel = codes_warpgroups.make_with(context("e4m3", 512, 1024, 4, 128), {})
+    x, weight = (torch.zeros(rows, 512, dtype=torch.int8).view(TYPES["e4m3"]) for rows in (300, 1024))
+    out = kernel(x, torch.ones(300, 4), weight, torch.ones(8, 4), torch.ones(1024, dtype=torch.bfloat16))
+    assert out.shape == (300, 1024)
+    products = [one for one in compiled if one.metadata.name == "codes_times_codes"]
+    assert len(products) == 4
+    for one in products:
+        assert one.metadata.shared <= 227 << 10
+        sass = instructions(one, tmp_path)
+        assert re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", sass) == ["0x0", "0x0"]
+        steps = re.findall(r"WARPGROUP\.ARRIVE.*?WARPGROUP\.DEPBAR", sass, re.DOTALL)
+        assert [len(re.findall(r"QGMMA\.", step)) for step in steps] == [4, 4]
+        assert all("LDG" in step for step in steps)
         assert not re.findall(r"\b(?:LDL|STL)\b", sass)

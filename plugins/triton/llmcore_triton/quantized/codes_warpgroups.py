@@ -1,4 +1,4 @@
-"""linear.w8a8, kernel warpgroups: more than 64 tokens on Hopper, in Gluon.
+"""linear.w8a8 and linear.fp8_block, kernel warpgroups: more than 64 tokens on Hopper, in Gluon.
 
 Results are written while others are computed (see codes_warpgroups_kernel). Each call chooses the width of tiles, and
 how many programs share one. Equal calls give equal bits.
@@ -20,6 +20,7 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps, place
 from llmcore_triton.linear_shapes import BARRIERS, buffer, known_sizes, power_of_two, processors, shared_bytes
 from llmcore_triton.quantized import codes_cublas
+from llmcore_triton.quantized.blocks import BLOCK, Packs, group_of, spread_of
 from llmcore_triton.quantized.codes_finish import MOST, Finish
 from llmcore_triton.quantized.codes_warpgroups_kernel import BLOCK_K, SHARED_TILES, codes_times_codes
 from llmcore_triton.quantized.in_gluon import Tiles
@@ -55,7 +56,7 @@ class Choice(NamedTuple):
     parts: int
 
 
-class Warpgroups:
+class Warpgroups(Packs):
     """The op, bound to a device, sizes and a configuration, for any number of tokens.
 
     The first call also launches each kernel that later calls may choose, for one token. So they are compiled at the
@@ -63,13 +64,16 @@ class Warpgroups:
     """
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
-        sizes = known_sizes(context)
+        super().__init__(context)
+        sizes, group = known_sizes(context), group_of(context)
         if sizes is None:
             raise ValueError(f"{KERNEL} of {context.op} needs a shape with inputs and outputs, has none")
         self._outputs, self._inputs = sizes
         self._dtype, self._programs = DTYPES[context.dtype], processors(context)
-        self._m, self._most = int(config["m"]), int(config["parts"])
-        self._widths = int(config["n"]), int(config["n"]) // 2
+        self._m, self._most, self._grouped = int(config["m"]), int(config["parts"]), bool(group)
+        # scales of groups need a sum of each step beside that of all
+        width = min(int(config["n"]), BLOCK) if group else int(config["n"])
+        self._widths = width, width // 2
         self._weights: dict[tuple[int, int], TensorDescriptor] = {}
         self._choices: dict[int, Choice] = {}
         self._first, self._cublas = True, codes_cublas.for_most(context)
@@ -81,7 +85,7 @@ class Warpgroups:
                 **{"M": self._m, "N": n, "STAGES": stages_of(context, config, n), "TURN": config["group"]},
                 **{"PDL": overlap, "num_warps": 4, "launch_pdl": overlap, "maxnreg": _STARTED},
             )
-        self._finish = Finish(context, MOST, scaled=True)
+        self._finish = Finish(context, MOST, scaled=not group)
         # made here: a call may be captured into a CUDA graph, and must not own memory
         kind = torch.int32 if context.shape["codes"] == "i8" else torch.float32
         most = self._programs * 2 * self._m * self._widths[0] if self._most > 1 else 1
@@ -95,7 +99,8 @@ class Warpgroups:
         scale: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, inputs], x_scale [T, 1], codes [outputs, inputs], scale [outputs, 1] -> [T, outputs]."""
+        """x [T, inputs], x_scale [T, groups], codes [outputs, inputs], scale [outputs, groups] or that of blocks of
+        outputs -> [T, outputs]. Rows without groups have one scale."""
         tokens = len(x)
         if self._cublas is not None and tokens > codes_cublas.MOST:
             return self._cublas(x, x_scale, codes, scale, bias)
@@ -119,7 +124,8 @@ class Warpgroups:
         tokens, outputs, inputs = len(x), self._outputs, self._inputs
         out = x.new_empty(tokens, outputs, dtype=self._dtype)
         alone = parts == 1
-        self._launches[n].but(SUMS=not alone, HAS_BIAS=alone and bias is not None)(
+        spread = spread_of(codes, scale) if self._grouped else 0
+        self._launches[n].but(SUMS=not alone, HAS_BIAS=alone and bias is not None, SPREAD=spread)(
             (min(self.tiles(tokens, n) * parts, self._programs),),
             Tiles(x, [tokens, inputs], [inputs, 1], [self._m, _STEP], SHARED_TILES),
             self._tiles_of(codes, n),
@@ -184,7 +190,12 @@ def make(context: OpContext) -> Warpgroups:
     return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
+_ROWS = ((64, 128, MOST), (64, 256, MOST), (128, 128, MOST), (64, 128, 1), (64, 256, 1))
+_GROUPS = ((64, 128, MOST), (64, 128, 1))
+"""(m, n, parts) to time. With scales of groups, a thread holds twice as many sums."""
+
+
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
-    for m, n, parts in ((64, 128, MOST), (64, 256, MOST), (128, 128, MOST), (64, 128, 1), (64, 256, 1)):
+    for m, n, parts in _GROUPS if group_of(context) else _ROWS:
         yield {**DEFAULT, "m": m, "n": n, "parts": parts}

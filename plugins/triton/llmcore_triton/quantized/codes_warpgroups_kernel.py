@@ -51,7 +51,7 @@ def results_of(m: int, n: int) -> gl.DistributedLinearLayout:
 def codes_times_codes(  # type: ignore[no-untyped-def]
     x, weight, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts,
     M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, TURN: gl.constexpr, SUMS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+    HAS_BIAS: gl.constexpr, PDL: gl.constexpr, SPREAD: gl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = x [tokens, inputs] weight^T, times x_scale [tokens, 1] and scale [outputs, 1], + bias.
 
@@ -59,6 +59,9 @@ def codes_times_codes(  # type: ignore[no-untyped-def]
     and M tokens for each team. Program i takes tiles i, i + programs, and so on.
 
     SUMS: out [parts, tokens, outputs] has sums without scales, each over one of `parts` parts of the inputs.
+
+    SPREAD: 0, or each BLOCK_K inputs have a scale. Then x_scale is [tokens, groups], and scale [outputs / SPREAD,
+    groups]. SPREAD is 1, or a multiple of N. The sum of a step is scaled at once, before SUMS and before bias.
     """
     # for each stage first those of the first team
     xs = gl.allocate_shared_memory(x.dtype, [2 * STAGES, M, BLOCK_K], x.layout)
@@ -75,8 +78,8 @@ def codes_times_codes(  # type: ignore[no-untyped-def]
     multiplied = xs, ws, full, free, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts
     gl.warp_specialize(
         [
-            (_multiply, (multiplied, 0, TURN, SUMS, HAS_BIAS, PDL)),
-            (_multiply, (multiplied, 1, TURN, SUMS, HAS_BIAS, PDL)),
+            (_multiply, (multiplied, 0, TURN, SUMS, HAS_BIAS, PDL, SPREAD)),
+            (_multiply, (multiplied, 1, TURN, SUMS, HAS_BIAS, PDL, SPREAD)),
             (_copy, (copied, TURN, PDL)),
         ],
         [4, 1],
@@ -141,7 +144,13 @@ def _copy_weights(weight, ws, full, stage, column, step, M: gl.constexpr):  # ty
 
 @gluon.jit
 def _multiply(  # type: ignore[no-untyped-def]
-    multiplied, TEAM: gl.constexpr, TURN: gl.constexpr, SUMS: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr
+    multiplied,
+    TEAM: gl.constexpr,
+    TURN: gl.constexpr,
+    SUMS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    PDL: gl.constexpr,
+    SPREAD: gl.constexpr,
 ):
     xs, ws, full, free, x_scale, scale, bias, out, tokens, outputs, inputs, scale_stride, parts = multiplied
     STAGES: gl.constexpr = full.shape[0]
@@ -159,27 +168,48 @@ def _multiply(  # type: ignore[no-untyped-def]
         row += TEAM * M
         lines = row + gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
         columns = column + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
-        if not SUMS:
+        if not SUMS and not SPREAD:
             # before the products, which take longer
             by_x = gl.load(x_scale + lines * scale_stride, mask=lines < tokens, other=0.0)
             by_w = gl.load(scale + columns, mask=columns < outputs, other=0.0)
         acc = gl.zeros([M, N], KIND, LAYOUT)
-        for step in range(first, end):
-            mbarrier.wait(full.index(stage), phase)
-            ours, weights = xs.index(2 * stage + TEAM), ws.index(stage).permute([1, 0])
-            acc = warpgroup_mma(ours, weights, acc, use_acc=step > first, is_async=True)
-            # all products but the last one have ended
-            acc = warpgroup_mma_wait(1, deps=[acc])
-            mbarrier.arrive(free.index(TEAM * STAGES + before), count=1, pred=step > first)
-            before = stage
-            stage, phase = next_stage(stage, phase, STAGES)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(free.index(TEAM * STAGES + before), count=1)
+        if SPREAD:
+            sums = acc
+            for step in range(first, end):
+                mbarrier.wait(full.index(stage), phase)
+                ours, weights = xs.index(2 * stage + TEAM), ws.index(stage).permute([1, 0])
+                sums = warpgroup_mma(ours, weights, sums, use_acc=False, is_async=True)
+                # they come while the other team's products and these are computed
+                by_x = gl.load(x_scale + lines * scale_stride + step, mask=lines < tokens, other=0.0)
+                if SPREAD > 1:
+                    by_w = gl.load(scale + column // SPREAD * (inputs // BLOCK_K) + step)
+                    by = (by_x * by_w)[:, None]
+                else:
+                    by_w = gl.load(scale + columns * (inputs // BLOCK_K) + step, mask=columns < outputs, other=0.0)
+                    by = by_x[:, None] * by_w[None, :]
+                sums = warpgroup_mma_wait(0, deps=[sums])
+                mbarrier.arrive(free.index(TEAM * STAGES + stage), count=1)
+                acc += sums * by
+                stage, phase = next_stage(stage, phase, STAGES)
+        else:
+            for step in range(first, end):
+                mbarrier.wait(full.index(stage), phase)
+                ours, weights = xs.index(2 * stage + TEAM), ws.index(stage).permute([1, 0])
+                acc = warpgroup_mma(ours, weights, acc, use_acc=step > first, is_async=True)
+                # all products but the last one have ended
+                acc = warpgroup_mma_wait(1, deps=[acc])
+                mbarrier.arrive(free.index(TEAM * STAGES + before), count=1, pred=step > first)
+                before = stage
+                stage, phase = next_stage(stage, phase, STAGES)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(free.index(TEAM * STAGES + before), count=1)
         if SUMS:
             y = acc
             corner = out + part.to(gl.int64) * tokens * outputs
         else:
-            y = acc.to(gl.float32) * by_x[:, None] * by_w[None, :]
+            y = acc.to(gl.float32)
+            if not SPREAD:
+                y = y * by_x[:, None] * by_w[None, :]
             if HAS_BIAS:
                 # no load passes this. So registers hold either scales or bias
                 gl.thread_barrier()

@@ -120,6 +120,14 @@ def eight_bit_kernels() -> Iterable[KernelSpec]:
             cost=CUBLAS_COST,
             summary="torch's product of scaled float8",
         )
+        yield replace(
+            some,
+            name="warpgroups",
+            make=f"{_CODES}warpgroups:make",
+            when=MANY,
+            refuses=_warpgroups,
+            summary="results written while others are computed",
+        )
     yield KernelSpec(
         op="linear.w8a8",
         name="cublas_unscaled",
@@ -128,15 +136,6 @@ def eight_bit_kernels() -> Iterable[KernelSpec]:
         refuses=_cublas_unscaled,
         cost=COST,
         summary="cuBLAS's product of float8, then the scales",
-    )
-    yield KernelSpec(
-        op="linear.w8a8",
-        name="warpgroups",
-        make=f"{_CODES}warpgroups:make",
-        when=MANY,
-        refuses=_warpgroups,
-        cost=COST,
-        summary="results written while others are computed",
     )
 
 
@@ -189,7 +188,8 @@ def _cublas_unscaled(context: OpContext) -> str | None:
 
 
 def _warpgroups(context: OpContext) -> str | None:
-    if (reason := _misaligned(context, 16, 16) or _no_gluon()) is None and tuned.find("warpgroups", context) is None:
+    reason = _misaligned(context, 16, 16) or _no_linear(context) or _no_gluon()
+    if reason is None and tuned.find("warpgroups", context) is None:
         return "nobody has measured it here"
     return reason
 

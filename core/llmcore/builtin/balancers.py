@@ -12,17 +12,18 @@ from llmcore.api.balancing import Arrival, Candidate
 KV_WEIGHT = 0.01
 """Tokens of prompt that take as long as the slower steps that one token in KV causes.
 
-`benchmarks/fleet.py --kv_weights` (40 replicas, 5,000 requests, seed 0) gives these 99th percentiles of seconds to the
-first token for weights of 0, 0.003, 0.01, 0.03, 0.1 and 0.3: with little KV 0.657, 0.595, 0.604, 0.615, 0.603, 0.640;
-with nothing in common 0.133, 0.133, 0.134, 0.144, 0.148, 0.156.
+`benchmarks/fleet.py --replicas 40 --requests 5000 --traces memory plain --kv_weights 0 0.003 0.01 0.03 0.1 0.3` gives
+these 99th percentiles of seconds to the first token, in this order:
+- memory: 0.655, 0.583, 0.580, 0.588, 0.586, 0.617
+- plain: 0.133, 0.133, 0.134, 0.144, 0.148, 0.156
 """
 
 SCARCE = 8.0
 """The weight of a prompt's uncached share, beside the least time for which prompts wait anywhere. While prompts wait
 everywhere, others wait longer for all that is computed again.
 
-`benchmarks/fleet.py --traces turns --replicas 2 --requests 1200 --senders 8 --scarce 0 2 4 8 16` gives prefix hits of
-66.1, 73.6, 74.4, 74.1 and 74.2 %; one replica with half of the requests has 75.5 %.
+`benchmarks/fleet.py --traces turns --replicas 2 --requests 1200 --senders 8 --scarce 0 2 4 8 16` gives these shares of
+prompt tokens that caches had: 66.1, 73.6, 74.4, 74.1 and 74.2 %. One replica with half of the requests has 75.5 %.
 """
 
 FEW = 64

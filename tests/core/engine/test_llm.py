@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llmcore.api.bridge import ChoiceEvent, Finish, Prompt, SamplingParams, Submit
 from llmcore.api.errors import ConfigError, RequestError, ResolveError
+from llmcore.api.protocols import Device, SchedulerLimits
+from llmcore.engine import build, profile
+from llmcore.engine.leader import Runner
 from llmcore.engine.llm import LLM
+from llmcore.sched.plan import StepPlan
+from llmcore.sched.scheduler import Scheduler
 from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]
@@ -167,10 +172,27 @@ def test_the_pool_can_be_measured(make_llm: MakeLLM) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_prompts_beside_answers_are_cut_to_what_was_measured(make_llm: MakeLLM, ahead: int) -> None:
+def test_prompts_beside_answers_are_cut_to_what_was_measured(
+    make_llm: MakeLLM, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that takes a second for prompts, and next to nothing for a step without them."""
+    measured, built = profile._fastest, list[SchedulerLimits]()
+
+    def slow(runner: Runner, device: Device, plan: StepPlan, times: int) -> float:
+        assert measured(runner, device, plan, times) > 0
+        return 1e-6 if plan.n_decode else 1e3
+
+    class Noting(Scheduler):
+        def __init__(self, limits: SchedulerLimits, *others: Any, **more: Any) -> None:
+            super().__init__(limits, *others, **more)
+            built.append(self.limits)
+
+    monkeypatch.setattr(profile, "_fastest", slow)
+    monkeypatch.setattr(build, "Scheduler", Noting)
     llm = make_llm(ahead=ahead, prefill_stall_ms=1e-6)
     line = dict(llm.facts.report)["prompts"]
-    assert re.fullmatch(r"[\d,]+ tokens of a step beside answers \(1e-06 ms more than the [\d.]+ ms of .*\)", line)
+    assert line.startswith("1 tokens of a step beside answers (1e-06 ms more than the 0.0 ms of a step without ")
+    assert [limits.stall_tokens for limits in built] == [1]
     prompts = [[3] * 5, [4] * 9, [5] * 7]
     answers = llm.generate(prompts, temperature=0.0, max_new_tokens=6)
     assert [one.token_ids for one in answers] == [fake_answer(prompt, 6) for prompt in prompts]

@@ -90,7 +90,7 @@ def make(context: OpContext) -> Cublas:
 
 
 def for_most(context: OpContext) -> Cublas | None:
-    """Returns the op for more than MOST tokens. None where it has groups, or nobody has measured cuBLAS."""
+    """Returns the op for more than MOST tokens. None if scales are of groups, or cuBLAS has not been measured."""
     return None if group_of(context) or tuned.find(KERNEL, context) is None else Cublas(context)
 
 

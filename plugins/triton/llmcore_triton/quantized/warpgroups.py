@@ -32,16 +32,17 @@ from llmcore_triton.quantized.warpgroups_kernel import SHARED_TILES, WORDS, word
 KERNEL = "warpgroups"
 
 DEFAULT: dict[str, Any] = {
-    **{"rows": 128, "tokens": 128, "warps": 8, "flight": 1, "joined": 1, "x_stages": 6, "w_stages": 4},
-    **{"per_processor": 1, "joining": 4, "group": 16},
+    **{"rows": 128, "tokens": 128, "warps": 8, "flight": 2, "depth": 16, "joined": 2, "x_stages": 3, "w_stages": 6},
+    **{"per_processor": 1, "joining": 1792, "group": 16},
 }
-"""A step multiplies WORDS words of `rows` rows of the weight with at most `tokens` tokens.
+"""A step multiplies WORDS words of `rows` rows of the weight with at most `tokens` tokens. With at most 128 of 256
+tokens, it multiplies twice as many rows.
 - `warps`: those that multiply. Four more have a place, and two of them copy.
 - `per_processor`: programs on each multiprocessor.
-- `joining`: the time of adding parts of tiles, in steps. If equal shares of the steps save more, programs take those.
-  Else they take whole tiles.
+- `joining`: adding parts of tiles takes as long as multiplying so many inputs. If equal shares of the steps save more,
+  programs take those. Else they take whole tiles.
 - `group`: tiles of tokens that use the same weights before the next weights come.
-- `flight`, `joined` and the stages: see the kernel."""
+- `flight`, `depth`, `joined` and the stages: see the kernel."""
 
 MOST = {"u4": 1024, "i8": 512, "e4m3": 512}
 """Codes -> the most tokens that are multiplied here. Words of 16 bits hold half as many codes of 8 bits as of 4, so
@@ -60,6 +61,9 @@ _LAST = 4
 _COPYING = 4
 """Warps that have a place beside those that multiply."""
 
+_SCRATCH = 2048
+"""Bytes of shared memory in which a warp turns results."""
+
 _REGISTERS, _MOST_REGISTERS = 65536, 168
 """Those of a multiprocessor. And the most that a thread starts with: those that multiply get what others give up."""
 
@@ -72,6 +76,7 @@ class Plan(NamedTuple):
     partials: torch.Tensor
     arrivals: torch.Tensor
     padded: int
+    rows: int
     launch: Bound
 
 
@@ -83,7 +88,7 @@ class Warpgroups(Packed):
         self._config = config
         if self._form.blocks.words != WORDS.value:
             raise ValueError(f"needs blocks of {WORDS.value} words, and {self._form.name} fit the shape")
-        self._weights: dict[int, Tiles] = {}
+        self._weights: dict[tuple[int, int], Tiles] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         self._scratch = scratch.make(context) if context.bucket == _LAST else None
         self._most = MOST[str(context.shape["codes"])]
@@ -106,18 +111,18 @@ class Warpgroups(Packed):
         tiles = Tiles(x, [tokens, inputs], [stride, 1], [plan.padded, WORDS.value], SHARED_TILES)
         plan.launch.but(HAS_BIAS=bias is not None)(
             (plan.programs,),
-            *(tiles, self._tiles(words), scale, out if bias is None else bias, out, plan.partials, plan.arrivals),
+            *(tiles, self._tiles(words, plan.rows), scale, out if bias is None else bias, out, plan.partials, plan.arrivals),
             *(tokens, *self._sizes, plan.steps),
         )
         return out
 
-    def _tiles(self, words: torch.Tensor) -> Tiles:
+    def _tiles(self, words: torch.Tensor, rows: int) -> Tiles:
         """The descriptor of a weight. It is made once, because weights do not move."""
-        found = self._weights.get(words.data_ptr())
+        found = self._weights.get((words.data_ptr(), rows))
         if found is None:
-            box = [self._config["rows"] // (1 + self._gated), WORDS.value]
+            box = [rows // (1 + self._gated), WORDS.value]
             found = Tiles(words, list(words.shape), [words.shape[1], 1], box, SHARED_TILES)
-            self._weights[words.data_ptr()] = found
+            self._weights[words.data_ptr(), rows] = found
         return found
 
     def _plan(self, tokens: int) -> Plan:
@@ -128,13 +133,14 @@ class Warpgroups(Packed):
 
     def _planned(self, padded: int, turns: int) -> Plan:
         context, config, form = self._context, self._config, self._form
-        rows, gated = config["rows"], self._gated
+        gated, rows = self._gated, rows_of(config, padded)
         x_stages, w_stages = stages_of(context, config, padded)
         k_steps = form.blocks.total
         tiles = -(-self._sizes.outputs // (rows // (1 + gated))) * turns
         most = processors(context) * config["per_processor"]
         whole, shares = -(-tiles // most) * k_steps, -(-tiles * k_steps // most)
-        steps = shares if shares + config["joining"] < whole else whole
+        joining = config["joining"] // form.blocks.inputs
+        steps = shares if shares + joining < whole else whole
         programs = -(-tiles * k_steps // steps)
         shared = steps % k_steps != 0
         where = place(context)
@@ -145,17 +151,23 @@ class Warpgroups(Packed):
             buffer(where, torch.float32, power_of_two(2 * programs * rows * padded if shared else 1)),
             buffer(where, torch.int32, power_of_two(tiles if shared else 1)),
             padded,
+            rows,
             Bound(
                 words_times_rows,
                 **{"TOKENS": padded, "ROWS": rows, "CODES": context.shape["codes"]},
                 **{"GROUP_SIZE": form.group, "ALIKE": form.alike, "ZEROS": bool(context.shape["zeros"])},
                 **{"SCALE": context.shape["scale"], "GATED": gated, "K_STEPS": k_steps},
                 **{"GROUP": config["group"], "JOINED": config["joined"]},
-                **{"X_STAGES": x_stages, "W_STAGES": w_stages, "FLIGHT": config["flight"], "PDL": overlap},
+                **{"X_STAGES": x_stages, "W_STAGES": w_stages, "FLIGHT": config["flight"], "DEPTH": config["depth"], "PDL": overlap},
                 **{"num_warps": config["warps"], "launch_pdl": overlap, "maxnreg": registers(config)},
             ),
         )
         return plan
+
+
+def rows_of(config: Mapping[str, Any], padded: int) -> int:
+    """Returns the rows of the weight that a step multiplies with `padded` tokens."""
+    return int(config["rows"]) * max(1, int(config["tokens"]) // max(padded, 128))
 
 
 def stages_of(context: OpContext, config: Mapping[str, Any], padded: int) -> tuple[int, int]:
@@ -163,8 +175,8 @@ def stages_of(context: OpContext, config: Mapping[str, Any], padded: int) -> tup
 
     Raises ValueError if they do not fit.
     """
-    room = shared_bytes(context, config["per_processor"]) - BARRIERS
-    x, w = config["joined"] * padded * WORDS.value * 2, config["rows"] * WORDS.value * 2
+    room = shared_bytes(context, config["per_processor"]) - BARRIERS - _SCRATCH * config["warps"]
+    x, w = config["joined"] * padded * WORDS.value * 2, rows_of(config, padded) * WORDS.value * 2
     x_stages, w_stages = config["x_stages"], config["w_stages"]
     while x_stages * x + w_stages * w > room and w_stages > 2:
         w_stages -= 1
@@ -181,20 +193,21 @@ def registers(config: Mapping[str, Any]) -> int:
     return int(min(_REGISTERS // threads // 8 * 8, _MOST_REGISTERS))
 
 
-_NAMES = ("rows", "tokens", "warps", "flight", "joined", "x_stages", "w_stages", "per_processor")
+_NAMES = ("rows", "tokens", "warps", "flight", "depth", "joined", "x_stages", "w_stages", "per_processor")
 
 _SOME = (
-    (256, 64, 8, 1, 2, 5, 3, 1),
-    (128, 64, 8, 2, 2, 3, 3, 2),
-    (64, 64, 4, 2, 2, 3, 4, 2),
+    (256, 64, 8, 1, 32, 2, 4, 3, 1),
+    (128, 64, 8, 1, 64, 2, 3, 3, 2),
+    (64, 64, 4, 1, 32, 2, 3, 4, 2),
+    (64, 64, 4, 1, 32, 2, 2, 3, 3),
 )
 """Configurations for 17 to 64 tokens, by _NAMES."""
 
 _MANY = (
-    (128, 128, 8, 2, 2, 3, 6, 1),
-    (64, 128, 4, 2, 1, 4, 4, 2),
-    (128, 256, 8, 1, 1, 4, 4, 1),
-    (256, 128, 8, 1, 2, 3, 3, 1),
+    (128, 256, 8, 1, 16, 1, 4, 4, 1),
+    (128, 256, 8, 1, 32, 1, 4, 4, 1),
+    (128, 128, 8, 2, 16, 2, 3, 6, 1),
+    (64, 128, 4, 1, 32, 1, 4, 4, 2),
 )
 """Those for more tokens."""
 

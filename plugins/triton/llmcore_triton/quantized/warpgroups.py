@@ -26,16 +26,16 @@ from llmcore_triton.linear_shapes import (
 )
 from llmcore_triton.quantized import scratch
 from llmcore_triton.quantized.in_gluon import Tiles
-from llmcore_triton.quantized.packing import Packed
+from llmcore_triton.quantized.packing import BITS, Packed
 from llmcore_triton.quantized.warpgroups_kernel import SHARED_TILES, WORDS, words_times_rows
 
 KERNEL = "warpgroups"
 
 DEFAULT: dict[str, Any] = {
     **{"rows": 128, "tokens": 128, "warps": 8, "flight": 2, "depth": 16, "joined": 2, "x_stages": 3, "w_stages": 6},
-    **{"per_processor": 1, "joining": 1792, "group": 16},
+    **{"per_processor": 1, "step": 256, "joining": 1792, "group": 16},
 }
-"""A step multiplies WORDS words of `rows` rows of the weight with at most `tokens` tokens. With at most 128 of 256
+"""A step multiplies `step` inputs of `rows` rows of the weight with at most `tokens` tokens. With at most 128 of 256
 tokens, it multiplies twice as many rows.
 - `warps`: those that multiply. Four more have a place, and two of them copy.
 - `per_processor`: programs on each multiprocessor.
@@ -44,9 +44,8 @@ tokens, it multiplies twice as many rows.
 - `group`: tiles of tokens that use the same weights before the next weights come.
 - `flight`, `depth`, `joined` and the stages: see the kernel."""
 
-MOST = {"u4": 1024, "i8": 512, "e4m3": 512}
-"""Codes -> the most tokens that are multiplied here. Words of 16 bits hold half as many codes of 8 bits as of 4, so
-steps are shorter."""
+MOST = 2048
+"""The most tokens that are multiplied here."""
 
 PADDED = (32, 64, 128, 256)
 """Token counts of a tile that kernels are compiled for."""
@@ -91,7 +90,6 @@ class Warpgroups(Packed):
         self._weights: dict[tuple[int, int], Tiles] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         self._scratch = scratch.make(context) if context.bucket == _LAST else None
-        self._most = MOST[str(context.shape["codes"])]
         for tokens in range(PADDED[0], _GRAPH + 1, PADDED[0]):
             self._plan(tokens)
 
@@ -99,7 +97,7 @@ class Warpgroups(Packed):
         self, x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """See Packed."""
-        if self._scratch is not None and len(x) > self._most:
+        if self._scratch is not None and len(x) > MOST:
             return self._scratch.multiply(x, words, scale, bias)
         tokens, inputs = x.shape
         # the stride of a single row may be anything
@@ -111,8 +109,8 @@ class Warpgroups(Packed):
         tiles = Tiles(x, [tokens, inputs], [stride, 1], [plan.padded, WORDS.value], SHARED_TILES)
         plan.launch.but(HAS_BIAS=bias is not None)(
             (plan.programs,),
-            *(tiles, self._tiles(words, plan.rows), scale, out if bias is None else bias, out, plan.partials, plan.arrivals),
-            *(tokens, *self._sizes, plan.steps),
+            *(tiles, self._tiles(words, plan.rows), scale, out if bias is None else bias, out),
+            *(plan.partials, plan.arrivals, tokens, *self._sizes, plan.steps),
         )
         return out
 
@@ -135,12 +133,11 @@ class Warpgroups(Packed):
         context, config, form = self._context, self._config, self._form
         gated, rows = self._gated, rows_of(config, padded)
         x_stages, w_stages = stages_of(context, config, padded)
-        k_steps = form.blocks.total
+        k_steps = -(-form.blocks.total * form.blocks.inputs // config["step"])
         tiles = -(-self._sizes.outputs // (rows // (1 + gated))) * turns
         most = processors(context) * config["per_processor"]
         whole, shares = -(-tiles // most) * k_steps, -(-tiles * k_steps // most)
-        joining = config["joining"] // form.blocks.inputs
-        steps = shares if shares + joining < whole else whole
+        steps = shares if shares + config["joining"] // config["step"] < whole else whole
         programs = -(-tiles * k_steps // steps)
         shared = steps % k_steps != 0
         where = place(context)
@@ -156,9 +153,10 @@ class Warpgroups(Packed):
                 words_times_rows,
                 **{"TOKENS": padded, "ROWS": rows, "CODES": context.shape["codes"]},
                 **{"GROUP_SIZE": form.group, "ALIKE": form.alike, "ZEROS": bool(context.shape["zeros"])},
-                **{"SCALE": context.shape["scale"], "GATED": gated, "K_STEPS": k_steps},
-                **{"GROUP": config["group"], "JOINED": config["joined"]},
-                **{"X_STAGES": x_stages, "W_STAGES": w_stages, "FLIGHT": config["flight"], "DEPTH": config["depth"], "PDL": overlap},
+                **{"SCALE": context.shape["scale"], "GATED": gated},
+                **{"PARTS": config["step"] // WORDS.value, "K_STEPS": k_steps},
+                **{"GROUP": config["group"], "JOINED": config["joined"], "X_STAGES": x_stages, "W_STAGES": w_stages},
+                **{"FLIGHT": config["flight"], "DEPTH": config["depth"], "PDL": overlap},
                 **{"num_warps": config["warps"], "launch_pdl": overlap, "maxnreg": registers(config)},
             ),
         )
@@ -176,7 +174,8 @@ def stages_of(context: OpContext, config: Mapping[str, Any], padded: int) -> tup
     Raises ValueError if they do not fit.
     """
     room = shared_bytes(context, config["per_processor"]) - BARRIERS - _SCRATCH * config["warps"]
-    x, w = config["joined"] * padded * WORDS.value * 2, rows_of(config, padded) * WORDS.value * 2
+    x = config["joined"] * padded * WORDS.value * 2
+    w = rows_of(config, padded) * config["step"] * BITS[str(context.shape["codes"])] // 8
     x_stages, w_stages = config["x_stages"], config["w_stages"]
     while x_stages * x + w_stages * w > room and w_stages > 2:
         w_stages -= 1
@@ -201,7 +200,7 @@ _SOME = (
     (64, 64, 4, 1, 32, 2, 3, 4, 2),
     (64, 64, 4, 1, 32, 2, 2, 3, 3),
 )
-"""Configurations for 17 to 64 tokens, by _NAMES."""
+"""Configurations for 17 to 64 tokens, by _NAMES. With weights in 8 bits, shorter steps leave room for more stages."""
 
 _MANY = (
     (128, 256, 8, 1, 16, 1, 4, 4, 1),
@@ -214,8 +213,11 @@ _MANY = (
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
-    for values in _SOME if context.bucket == 2 else _MANY:
-        yield dict(zip(_NAMES, values, strict=True))
+    some = context.bucket == 2
+    steps = (128, 256) if some and BITS[str(context.shape["codes"])] == 8 else (256,)
+    for step in steps:
+        for values in _SOME if some else _MANY:
+            yield dict(zip(_NAMES, values, strict=True), step=step)
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Warpgroups:

@@ -24,7 +24,7 @@ from llmcore_triton.quantized import codes
 from llmcore_triton.quantized.in_gluon import COPYING, next_stage, release, tile_at, wait
 
 WORDS: gl.constexpr = gl.constexpr(64)
-"""Words of a step, and of a block of inputs. Their 128 bytes are the longest row that TMA swizzles."""
+"""Words of a block of inputs. Their 128 bytes are the longest row that TMA swizzles."""
 
 SHARED_TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 """The layout of tiles of inputs and of words in shared memory."""
@@ -57,37 +57,42 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     x, words, scale, bias, out, partials, arrivals, tokens, outputs, inputs, steps,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, CODES: gl.constexpr,
     GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr, SCALE: gl.constexpr, GATED: gl.constexpr,
-    K_STEPS: gl.constexpr, GROUP: gl.constexpr, JOINED: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr,
-    FLIGHT: gl.constexpr, DEPTH: gl.constexpr, PDL: gl.constexpr, HAS_BIAS: gl.constexpr,
+    PARTS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr, JOINED: gl.constexpr,
+    X_STAGES: gl.constexpr, W_STAGES: gl.constexpr, FLIGHT: gl.constexpr, DEPTH: gl.constexpr,
+    PDL: gl.constexpr, HAS_BIAS: gl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = x [tokens, inputs] weight^T, cut into programs as in weight_only_kernels.
 
-    A step multiplies WORDS words of ROWS rows of the weight, of gate and up together if GATED. Scales of groups
-    multiply the weights, and scales of whole rows the sums. WORDS divides inputs.
+    A step multiplies PARTS * WORDS inputs, one or more blocks, of ROWS rows of the weight, of gate and up together if
+    GATED. Scales of groups multiply the weights, and scales of whole rows the sums. WORDS divides inputs. Programs
+    with whole tiles take every nth one, so that those that run at the same time read the same inputs and words.
     - x: a descriptor of [tokens, inputs], in tiles of [TOKENS, WORDS].
     - words: a descriptor of [rows of the weight, words of a row], in tiles of WORDS words of ROWS rows, or of half of
       them if GATED.
-    - JOINED: parts of words whose inputs share a stage of shared memory. X_STAGES and W_STAGES: the stages.
+    - JOINED: parts whose inputs share a stage of shared memory. X_STAGES and W_STAGES: the stages.
     - DEPTH: inputs of a product, and FLIGHT: the products in flight while the next weights are converted. A product of
       16 inputs leaves little time between two, and one of more needs fewer instructions.
     """
-    TURNS: gl.constexpr = codes.parts(CODES) // JOINED
+    TURNS: gl.constexpr = PARTS // JOINED
+    BLOCKS: gl.constexpr = PARTS // codes.parts(CODES)
     xs = gl.allocate_shared_memory(x.dtype, [X_STAGES * JOINED, TOKENS, WORDS], x.layout)
-    ws = gl.allocate_shared_memory(gl.int16, [W_STAGES, ROWS, WORDS], words.layout)
+    ws = gl.allocate_shared_memory(gl.int16, [W_STAGES * BLOCKS, ROWS, WORDS], words.layout)
     x_full, x_free = _barriers(X_STAGES), _barriers(X_STAGES)
     w_full, w_free = _barriers(W_STAGES), _barriers(W_STAGES)
     fence_async_shared()
     tiles = gl.cdiv(outputs, ROWS // (1 + GATED)) * gl.cdiv(tokens, TOKENS)
     first = gl.program_id(0) * steps
     end = gl.minimum(first + steps, tiles * K_STEPS)
+    if steps % K_STEPS == 0:
+        end = first + gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0)) * K_STEPS
     gl.warp_specialize(
         [
             (_multiply, (xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs,
                          inputs, steps, first, end, ROWS, CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED, HAS_BIAS,
-                         K_STEPS, GROUP, TURNS, X_STAGES, W_STAGES, FLIGHT, DEPTH, PDL)),
-            (_copy_words, (words, ws, w_full, w_free, tokens, outputs, first, end,
+                         PARTS, K_STEPS, GROUP, TURNS, X_STAGES, W_STAGES, FLIGHT, DEPTH, PDL)),
+            (_copy_words, (words, ws, w_full, w_free, tokens, outputs, steps, first, end,
                            ROWS, GATED, TOKENS, K_STEPS, GROUP, W_STAGES)),
-            (_copy_inputs, (x, xs, x_full, x_free, tokens, outputs, first, end,
+            (_copy_inputs, (x, xs, x_full, x_free, tokens, outputs, steps, first, end,
                             ROWS // (1 + GATED), K_STEPS, GROUP, TURNS, X_STAGES, PDL)),
         ],
         [1, 1],
@@ -105,9 +110,13 @@ def _barriers(COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _corner(  # type: ignore[no-untyped-def]
-    tile, tokens, outputs, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr
-):
-    """As linear_kernels.corner."""
+    tile, steps, tokens, outputs,
+    TOKENS: gl.constexpr, COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """As linear_kernels.corner. `tile` is one of this program's: if whole, they are numbered one after another."""
+    if steps % K_STEPS == 0:
+        mine = tile - gl.program_id(0) * (steps // K_STEPS)
+        tile = mine * gl.num_programs(0) + gl.program_id(0)
     return tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
 
 
@@ -116,34 +125,36 @@ def _corner(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _copy_words(  # type: ignore[no-untyped-def]
-    words, ws, full, free, tokens, outputs, first, end,
+    words, ws, full, free, tokens, outputs, steps, first, end,
     ROWS: gl.constexpr, GATED: gl.constexpr, TOKENS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """No kernel writes words, so the first ones come while the kernels before this one end."""
     OUTPUTS: gl.constexpr = ROWS // (1 + GATED)
+    BLOCKS: gl.constexpr = ws.shape[0] // STAGES
     tile = first // K_STEPS
     k = first - tile * K_STEPS
-    _, column = _corner(tile, tokens, outputs, TOKENS, OUTPUTS, GROUP)
+    _, column = _corner(tile, steps, tokens, outputs, TOKENS, OUTPUTS, K_STEPS, GROUP)
     stage, phase = 0, 1
     for _ in range(first, end):
         mbarrier.wait(free.index(stage), phase)
-        mbarrier.expect(full.index(stage), ROWS * WORDS * 2)
-        for half in gl.static_range(1 + GATED):
-            place = ws.index(stage).slice(half * OUTPUTS, OUTPUTS)
-            at = half * outputs + column * OUTPUTS
-            tma.async_copy_global_to_shared(words, [at, k * WORDS], full.index(stage), place)
+        mbarrier.expect(full.index(stage), BLOCKS * ROWS * WORDS * 2)
+        for block in gl.static_range(BLOCKS):
+            for half in gl.static_range(1 + GATED):
+                place = ws.index(stage * BLOCKS + block).slice(half * OUTPUTS, OUTPUTS)
+                at = [half * outputs + column * OUTPUTS, (k * BLOCKS + block) * WORDS]
+                tma.async_copy_global_to_shared(words, at, full.index(stage), place)
         stage, phase = next_stage(stage, phase, STAGES)
         k += 1
         if k == K_STEPS:
             k = 0
             tile += 1
-            _, column = _corner(tile, tokens, outputs, TOKENS, OUTPUTS, GROUP)
+            _, column = _corner(tile, steps, tokens, outputs, TOKENS, OUTPUTS, K_STEPS, GROUP)
 
 
 @gluon.jit
 def _copy_inputs(  # type: ignore[no-untyped-def]
-    x, xs, full, free, tokens, outputs, first, end,
+    x, xs, full, free, tokens, outputs, steps, first, end,
     COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
@@ -151,7 +162,7 @@ def _copy_inputs(  # type: ignore[no-untyped-def]
     JOINED: gl.constexpr = xs.shape[0] // STAGES
     tile = first // K_STEPS
     k = first - tile * K_STEPS
-    row, _ = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
+    row, _ = _corner(tile, steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
     stage, phase = 0, 1
     wait(PDL)
     for _ in range(first, end):
@@ -166,7 +177,7 @@ def _copy_inputs(  # type: ignore[no-untyped-def]
         if k == K_STEPS:
             k = 0
             tile += 1
-            row, _ = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
+            row, _ = _corner(tile, steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
 
 
 # --- the warps that multiply -----------------------------------------------------------------------------------
@@ -177,7 +188,8 @@ def _multiply(  # type: ignore[no-untyped-def]
     xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs, inputs, steps,
     first, end,
     ROWS: gl.constexpr, CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr,
-    SCALE: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, K_STEPS: gl.constexpr,
+    SCALE: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, PARTS: gl.constexpr,
+    K_STEPS: gl.constexpr,
     GROUP: gl.constexpr, TURNS: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr, FLIGHT: gl.constexpr,
     DEPTH: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -186,10 +198,12 @@ def _multiply(  # type: ignore[no-untyped-def]
     JOINED: gl.constexpr = xs.shape[0] // X_STAGES
     MMA: gl.constexpr = sums_of(TOKENS, gl.num_warps())
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    GROUPS: gl.constexpr = TURNS * JOINED // ALIKE if GROUP_SIZE > 0 else 0
+    BLOCKS: gl.constexpr = ws.shape[0] // W_STAGES
+    PIECES: gl.constexpr = WORDS // DEPTH
+    GROUPS: gl.constexpr = PARTS // ALIKE if GROUP_SIZE > 0 else 0
     LINES: gl.constexpr = gl.SliceLayout(1, OPERAND)
     tile, last = first // K_STEPS, (end - 1) // K_STEPS
-    row, column = _corner(tile, tokens, outputs, TOKENS, COLUMNS, GROUP)
+    row, column = _corner(tile, steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
     k = first - tile * K_STEPS
     marks = _marks(scale, column, k, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
     now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
@@ -204,7 +218,9 @@ def _multiply(  # type: ignore[no-untyped-def]
         k_first, k_end = gl.maximum(first - begin, 0), gl.minimum(end - begin, K_STEPS)
         for k in range(k_first, k_end):
             mbarrier.wait(w_full.index(w_stage), w_phase)
-            held = _loaded(_in_order(ws.index(w_stage), ROWS, GATED), DEPTH, OPERAND)
+            held = ()
+            for block in gl.static_range(BLOCKS):
+                held = held + _loaded(_in_order(ws.index(w_stage * BLOCKS + block), ROWS, GATED), DEPTH, OPERAND)
             # those of the next step. After the last step of a tile others are loaded instead
             ahead = gl.minimum(k + 1, K_STEPS - 1)
             marks = _marks(scale, column, ahead, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
@@ -212,16 +228,17 @@ def _multiply(  # type: ignore[no-untyped-def]
                 mbarrier.wait(x_full.index(x_stage), x_phase)
                 for j in gl.static_range(JOINED):
                     xt = xs.index(x_stage * JOINED + j)
-                    for i in gl.static_range(WORDS // DEPTH):
+                    for i in gl.static_range(PIECES):
                         weights = _weights(
-                            held[i], now, turn * JOINED + j, CODES, ALIKE, GROUPS, ZEROS, xs.dtype
+                            held[(turn * JOINED + j) * BLOCKS // PARTS * PIECES + i],
+                            *(now, turn * JOINED + j, CODES, ALIKE, GROUPS, ZEROS, xs.dtype),
                         )
                         piece = xt.slice(i * DEPTH, DEPTH, dim=1).permute([1, 0])
                         more = (k > k_first) | (turn + j + i != 0)
                         sums = warpgroup_mma(weights, piece, sums, use_acc=more, is_async=True)
                         sums = warpgroup_mma_wait(FLIGHT, deps=[sums])
                         # all products but the last ones have ended, and with them those of the stage before
-                        if j * (WORDS // DEPTH) + i == FLIGHT - 1:
+                        if j * PIECES + i == FLIGHT - 1:
                             mbarrier.arrive(x_free.index(before), count=1, pred=(begin + k > first) | (turn > 0))
                             if turn == 0:
                                 mbarrier.arrive(w_free.index(w_stage), count=1)
@@ -241,7 +258,7 @@ def _multiply(  # type: ignore[no-untyped-def]
             gl.store(part + gl.arange(0, ROWS * TOKENS, flat.type.layout), flat)
         else:
             _store(out, bias, done, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
-        row, column = _corner(gl.minimum(tile + 1, last), tokens, outputs, TOKENS, COLUMNS, GROUP)
+        row, column = _corner(gl.minimum(tile + 1, last), steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
         marks = _marks(scale, column, 0, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
         now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
     # whole tiles have no parts
@@ -329,11 +346,11 @@ def _weights(  # type: ignore[no-untyped-def]
     held, marks, PART: gl.constexpr, CODES: gl.constexpr, ALIKE: gl.constexpr, GROUPS: gl.constexpr,
     ZEROS: gl.constexpr, KIND: gl.constexpr,
 ):  # fmt: skip
-    """Returns part PART of the words as numbers of KIND in the layout of `held`, times the scales of groups."""
+    """Returns the numbers of part PART of a step, as KIND in the layout of `held`, times the scales of groups."""
     zero = 0
     if ZEROS:
         zero = gl.convert_layout(marks[PART // ALIKE].to(gl.int16)[:, None], held.type.layout)
-    found = _numbers(held, zero, PART, CODES, KIND, ZEROS)
+    found = _numbers(held, zero, PART % codes.parts(CODES), CODES, KIND, ZEROS)
     if GROUPS > 0:
         mark = marks[PART // ALIKE]
         if ZEROS:
@@ -416,7 +433,7 @@ def _sum_parts(  # type: ignore[no-untyped-def]
             for program in range(start // steps, past, TURNS):
                 for i in gl.static_range(TURNS):
                     acc += _part(partials, program + i, past, start, steps, ROWS * TOKENS, FLAT)
-            row, column = _corner(tile, tokens, outputs, TOKENS, ROWS // (1 + GATED), GROUP)
+            row, column = _corner(tile, steps, tokens, outputs, TOKENS, ROWS // (1 + GATED), K_STEPS, GROUP)
             _store(out, bias, _tile(acc, ROWS, TOKENS), row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
 
 

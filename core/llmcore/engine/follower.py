@@ -43,11 +43,17 @@ from llmcore.sched.plan import decode
 class Follower:
     """Rank `rank`, which has the part `mesh` of the model, on device number `device` (None: `rank`).
 
-    `number`: its newest step, 0 before the first.
+    `number`: its newest step, 0 before the first. `ready` is called once, when the engine is.
     """
 
     def __init__(
-        self, rank: int, uplink: Uplink, pulse: Pulse, mesh: Mesh | None = None, device: int | None = None
+        self,
+        rank: int,
+        uplink: Uplink,
+        pulse: Pulse,
+        mesh: Mesh | None = None,
+        device: int | None = None,
+        ready: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = 0
         self._mesh = mesh or Mesh()
@@ -55,6 +61,7 @@ class Follower:
         self._device = rank if device is None else device
         self._uplink = uplink
         self._pulse = pulse
+        self._ready = ready
         self._tables: Tables | None = None
         self._runner: ModelRunner | None = None
         self._graphs_before = 0
@@ -94,6 +101,7 @@ class Follower:
                     self._make(parts, message)
                 case Limit():
                     self._mesh.set_limit(message.seconds)
+                    self._ready()
                 case Ask():
                     self._answer(self._asked(parts)[message.what](message.value))
                 case End():

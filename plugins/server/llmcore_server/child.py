@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -67,6 +68,13 @@ def _open_log(launch: Launch) -> TextIO:
         return open(launch.log, "a", encoding="utf-8", errors="backslashreplace")
     except OSError:
         return open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
+
+
+def freeze() -> None:
+    """Take the objects that exist from the garbage collector. They live as long as the process, and a look through
+    them would delay every stream by tens of milliseconds. Call it when the process is ready."""
+    gc.collect()
+    gc.freeze()
 
 
 def raise_on_stop() -> None:

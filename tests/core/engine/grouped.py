@@ -66,7 +66,8 @@ class QueueLink:
 
 
 class ThreadGroup:
-    """Ranks 1 to `ranks` - 1, with their own configs by `config_of(rank, config)`. `errors`: what ended them."""
+    """Ranks 1 to `ranks` - 1, with their own configs by `config_of(rank, config)`. `errors`: what ended them.
+    `ready`: the ranks that know that the engine is ready."""
 
     def __init__(self, ranks: int = 2) -> None:
         self.queues = [Queues() for _ in range(ranks - 1)]
@@ -77,13 +78,18 @@ class ThreadGroup:
         self.errors: list[BaseException] = []
         self.threads: list[threading.Thread] = []
         self.followers: list[Follower] = []
+        self.ready: list[int] = []
         self.engine: Engine | None = None
         self.config_of: Callable[[int, Config], Config] = lambda rank, config: config
 
     def build(self, config: Config, registry: Registry, progress: Any = None) -> Engine:
         """`build_engine` for the group."""
         for rank, queues in enumerate(self.queues, 1):
-            self.followers.append(Follower(rank, queues, partial(self._note, rank), self._mesh(rank)))
+            self.followers.append(
+                Follower(
+                    rank, queues, partial(self._note, rank), self._mesh(rank), ready=partial(self.ready.append, rank)
+                )
+            )
             args = (self.followers[-1], self.config_of(rank, config), registry)
             thread = threading.Thread(target=self._follow, args=args, daemon=True)
             self.threads.append(thread)

@@ -30,6 +30,11 @@ def lost(group: ThreadGroup) -> str:
     return str(error)
 
 
+def test_ranks_know_once_when_the_engine_is_ready(make_llm: MakeLLM, groups: list[ThreadGroup]) -> None:
+    make_llm().generate([[1]], max_new_tokens=2, **GREEDY)
+    assert groups[0].ready == [1]
+
+
 OTHER = """
 from llmcore.api import KernelSpec, Requires, hookimpl
 

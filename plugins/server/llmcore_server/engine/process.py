@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import signal
@@ -70,9 +69,7 @@ class EngineProcess:
         registry = build_registry(self._launch.config)
         with registry.lifetime(self._launch.config), led(self._launch, registry, self._context) as ranks:
             engine = build_engine(self._launch.config, registry, self._progress, ranks, self._launch.device)
-            # The model's objects live as long as the process; the garbage collector need not visit them.
-            gc.collect()
-            gc.freeze()
+            child.freeze()
             self._admission = Admission(bounds(self._launch.config, engine.facts), engine.queue_stats)
             self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.mailbox, ToEngine)
             signal.signal(child.STOP, self._stop)

@@ -20,7 +20,8 @@ def run(launch: RankLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     uplink = RankUplink(context, launch.link, launch.answers)
     with registry.lifetime(launch.config):
         mesh = join(launch.store, launch.rank, launch.config.model.ranks)
-        Follower(launch.rank, uplink, beats, mesh, launch.device).run(launch.config, registry)
+        follower = Follower(launch.rank, uplink, beats, mesh, launch.device, child.freeze)
+        follower.run(launch.config, registry)
     uplink.close()
     beats.close()
 

@@ -6,7 +6,6 @@ inherited listening socket. It imports neither torch nor transformers.
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import socket
@@ -105,9 +104,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     )
     signal.signal(child.STOP, lambda *_: server.stop(launch.config.section(Server).drain_timeout))
     hub = threading.Thread(target=server.run_hub, args=(lambda: bridge.run(server.turns), "this worker"), name="hub")
-    # These objects live as long as the worker; a look through them would delay every stream by tens of ms.
-    gc.collect()
-    gc.freeze()
+    child.freeze()
     hub.start()
     try:
         bridge.announce()

@@ -4,7 +4,8 @@
 
 `gpu.py` measures a decode row as (T(in 512, out 129) - T(in 512, out 1)) / 128. So a row has more than decode steps:
 prompts beside answers come in smaller steps than prompts alone. For each batch, the script makes both runs and prints
-their steps by kind. The time of a step is that between two results.
+their steps by kind. The time of a step is that between two results. A line ends with the steps that took more than 1.5
+times the median: their places among those of their kind, and the time beyond the median.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from llmcore_devtools.bench.engine_runs import BenchEngine
 
 PROMPT, ANSWER = 512, 129
 """Tokens of each prompt, and of its answer in the longer run."""
+
+LATE = 1.5
+"""Times the median. Steps above it are listed."""
 
 Step = tuple[StepPlan, float]
 """A step, and the time at which its result was read."""
@@ -61,9 +65,12 @@ def table(began: float, steps: Iterable[Step]) -> Iterator[str]:
         times, tokens = zip(*each, strict=True)
         middle = sorted(times)[len(times) // 2]
         each_us = 1e3 * sum(times) / sum(tokens)
+        late = [at for at, ms in enumerate(times) if ms > LATE * middle]
+        beyond = sum(times[at] - middle for at in late)
         yield (
             f"  {kind:<32} {len(each):>4} steps {sum(times):>9.2f} ms  median {middle:>8.3f}  longest "
             f"{max(times):>8.3f}  {sum(tokens) / len(each):>8,.0f} tokens each  {each_us:>7.1f} us a token"
+            + (f"  late: {' '.join(map(str, late))}, {beyond:.2f} ms" if late else "")
         )
 
 

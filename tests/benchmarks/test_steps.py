@@ -45,4 +45,11 @@ def test_a_line_for_each_kind(steps: Any) -> None:
     assert prompts.split()[:2] == ["prompts,", "eager"] and "1 steps    500.00 ms" in prompts
     assert both.startswith("  prompts and decode, eager") and "8 tokens each" in both
     assert decode.startswith("  decode, CUDA graph") and "2 steps    300.00 ms" in decode
-    assert "longest  200.000" in decode and "75000.0 us a token" in decode
+    assert "longest  200.000" in decode and "75000.0 us a token" in decode and "late" not in decode
+
+
+def test_late_steps_are_listed(steps: Any) -> None:
+    """With their places among the steps of their kind, and the time beyond the median."""
+    step = plan((1, 1), 2, Frame(2, 2, 2, mixed=False))
+    (line,) = steps.table(0.0, [(step, at) for at in (0.1, 0.2, 0.5, 0.6, 0.7)])
+    assert line.endswith("late: 2, 200.00 ms")

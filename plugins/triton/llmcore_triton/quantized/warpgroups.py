@@ -39,7 +39,7 @@ DEFAULT: dict[str, Any] = {
 tokens, it multiplies twice as many rows.
 - `warps`: those that multiply. Four more have a place, and two of them copy.
 - `per_processor`: programs on each multiprocessor.
-- `joining`: adding parts of tiles takes as long as multiplying so many inputs. If equal shares of the steps save more,
+- `joining`: the inputs whose products take as long as adding parts of tiles. If equal shares of the steps save more,
   programs take those. Else they take whole tiles.
 - `group`: tiles of tokens that use the same weights before the next weights come.
 - `flight`, `depth`, `joined` and the stages: see the kernel."""

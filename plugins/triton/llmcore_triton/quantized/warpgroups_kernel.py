@@ -7,8 +7,8 @@ inputs.
 Each tile has rows in an order that suits a thread, which holds rows r and r + 8 of each 16: two neighbouring outputs,
 or gate and up of one.
 
-Two other forms were measured on an H200 and were not faster: two partitions of four warps that do not wait for each
-other, and words that are loaded into registers a step ahead.
+Two other forms were not faster on an H200. In one, two partitions of four warps did not wait for each other. In the
+other, words were loaded into registers a step ahead.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ def results_of(columns: int, tokens: int, warps: int, each: int) -> gl.Distribut
 
     `each`: the neighbouring outputs of a warp, 8 or 16. No result leaves its warp.
     """
-    lanes = [[8, 0]] * (each == 16) + [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]]
-    tokens_left = [[0, 1 << bit] for bit in range(tokens.bit_length() - 1)][len(lanes[:5]) - (each == 16) :]
+    neighbours = [[8, 0]] if each == 16 else []
+    rows = [[0, 1 << bit] for bit in range(tokens.bit_length() - 1)]
+    lanes = [*neighbours, *rows[: 5 - len(neighbours)]]
     more = [[each * warps << bit, 0] for bit in range((columns // (each * warps)).bit_length() - 1)]
+    registers = [[1, 0], [2, 0], [4, 0], *rows[5 - len(neighbours) :], *more]
     by_warp = [[each << bit, 0] for bit in range(warps.bit_length() - 1)]
-    registers = [[1, 0], [2, 0], [4, 0], *tokens_left, *more]
-    return gl.DistributedLinearLayout(registers, lanes[:5], by_warp, [], [columns, tokens])
+    return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [columns, tokens])
 
 
 @gluon.jit(do_not_specialize=["tokens", "steps"])
@@ -67,8 +68,8 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     """out [tokens, outputs] = x [tokens, inputs] weight^T, cut into programs as in weight_only_kernels.
 
     A step multiplies PARTS * WORDS inputs, one or more blocks, of ROWS rows of the weight, of gate and up together if
-    GATED. Scales of groups multiply the weights, and scales of whole rows the sums. WORDS divides inputs. Programs
-    with whole tiles take every nth one, so that those that run at the same time read the same inputs and words.
+    GATED. Scales of groups multiply the weights, and scales of whole rows the sums. WORDS divides inputs. A program
+    with whole tiles takes every nth tile. So programs that run at the same time read the same inputs and words.
     - x: a descriptor of [tokens, inputs], in tiles of [TOKENS, WORDS].
     - words: a descriptor of [rows of the weight, words of a row], in tiles of WORDS words of ROWS rows, or of half of
       them if GATED.
@@ -247,6 +248,8 @@ def _multiply(  # type: ignore[no-untyped-def]
                                 mbarrier.arrive(w_free.index(w_stage), count=1)
                 before = x_stage
                 x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
+            # marks that enter a loop may still be loading. If the next step used them as they were loaded, ptxas would
+            # wait there for all loads, those of the step after it too
             now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
             w_stage, w_phase = next_stage(w_stage, w_phase, W_STAGES)
         sums = warpgroup_mma_wait(0, deps=[sums])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from llmcore.config import Config
 from llmcore.engine.build import build_engine
 from llmcore.engine.model import Progress
 from llmcore.registry.loader import build_registry
+from llmcore_server import child
 
 from llmcore_devtools.bench.figures import Spread, process_age
 from llmcore_devtools.bench.ranks import led
@@ -68,8 +68,7 @@ class BenchEngine:
         self._prompts = Prompts(self.facts.vocab_size)
         self.sampling = sampling
         self._next = 0
-        gc.collect()  # as the engine's own process does
-        gc.freeze()
+        child.freeze()  # as the engine's own process does
 
     def run(self, lengths: Sequence[Lengths]) -> Run:
         """Submit all requests at once, with fresh prompts and without stop ids, and step until all have ended.

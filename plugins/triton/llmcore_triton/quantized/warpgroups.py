@@ -2,8 +2,8 @@
 
 The next weights are converted while the tensor cores multiply (see warpgroups_kernel). Equal calls give equal bits.
 
-Each tile of tokens converts the weights again. With many tiles, this costs more than it saves at the GPU's power
-limit. So calls with more tokens than MOST go to kernel scratch, which converts once, for cuBLAS.
+Each tile of tokens converts the weights again. Calls with more tokens than MOST go to kernel scratch, which converts
+once, for cuBLAS, and is faster there.
 """
 
 from __future__ import annotations

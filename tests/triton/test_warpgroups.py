@@ -94,6 +94,11 @@ def test_blocks_of_other_sizes_are_refused() -> None:
     assert "nobody has measured" in (spec.refuses(context(FOUR, 4096 + 256, 4096)) or "")
 
 
+def test_stages_that_would_never_be_free_are_refused() -> None:
+    with pytest.raises(ValueError, match="more products in flight than a stage"):
+        warpgroups.make_with(context(FOUR, 4096, 4096), {"depth": 64, "joined": 1})
+
+
 @pytest.mark.parametrize(
     ("scheme", "gated", "tokens"),
     [

@@ -87,6 +87,10 @@ class Warpgroups(Packed):
         self._config = config
         if self._form.blocks.words != WORDS.value:
             raise ValueError(f"needs blocks of {WORDS.value} words, and {self._form.name} fit the shape")
+        if config["flight"] * config["depth"] > config["joined"] * WORDS.value:
+            raise ValueError(
+                f"{config} has more products in flight than a stage of inputs has, and would never free one"
+            )
         self._weights: dict[tuple[int, int], Tiles] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
         self._scratch = scratch.make(context) if context.bucket == _LAST else None

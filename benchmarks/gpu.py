@@ -25,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ import cost
 import torch
 from llmcore.api.specs import OptionSpec
 from llmcore.config import Config, resolve_config
-from llmcore.engine.graphs import CAPTURED_AT
+from llmcore.engine.graphs import CAPTURED_AT, Action
+from llmcore.engine.model_runner import Prepared
 from llmcore.registry.loader import build_registry, select
 from llmcore.sched.plan import padded
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
@@ -47,7 +49,7 @@ PEERS = json.loads((HERE / "peers.json").read_text())
 SETTINGS = {"load_format": "dummy", "max_req_total_len": "8192"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
     """The engine and options for the rows. `n` reduces a count or a length when the script itself is tried."""
 
@@ -56,6 +58,8 @@ class Bench:
     shrink: int
     host: list[tuple[float, float]] = field(default_factory=list)
     """(milliseconds of the host, of all) per step, of each run of `seconds`."""
+    rare: int = 0
+    """Steps of the last row that were launched, or captured, although a CUDA graph can run them."""
 
     def n(self, count: int) -> int:
         return max(1, count // self.shrink)
@@ -63,11 +67,14 @@ class Bench:
     def requests(self, count: int, prompt: int, output: int) -> list[Lengths]:
         return [(self.n(prompt), self.n(output))] * self.n(count)
 
-    def capture(self, rows: int) -> None:
-        """Captures all decode steps of up to `rows` rows. Steps in flight have buffers of their own, so that each
-        graph is captured twice."""
-        for size in sorted({padded(count) for count in range(1, rows + 1)}):
-            self.engine.run([(1, 4 * CAPTURED_AT)] * min(size, rows))
+    def capture(self, rows: int, length: int) -> None:
+        """Captures the decode steps of up to `rows` rows with contexts of about `length` tokens.
+
+        Attention divides contexts among programs. The number of programs belongs to a graph, and depends on the
+        contexts and on how many rows of a size are padding. So each size is captured with the most and the least."""
+        answer, sizes = 2 * CAPTURED_AT, {padded(count) for count in range(1, rows + 1)}
+        for count in sorted({min(size, rows) for size in sizes} | {size + 1 for size in sizes if size < rows}):
+            self.engine.run([(max(length - answer, 1), answer)], choices=count)
 
     def seconds(
         self,
@@ -81,13 +88,24 @@ class Bench:
             self.engine.run(warmup)
         waits, runs = Waits(self.engine), []
         self.host.clear()
-        for _ in range(repeats or self.repeats):
-            before = waits.seconds
-            runs.append(run := self.engine.run(lengths))
-            busy = run.seconds - (waits.seconds - before)
-            self.host.append((1e3 * busy / run.steps, 1e3 * run.seconds / run.steps))
+        with self.watched():
+            for _ in range(repeats or self.repeats):
+                before = waits.seconds
+                runs.append(run := self.engine.run(lengths))
+                busy = run.seconds - (waits.seconds - before)
+                self.host.append((1e3 * busy / run.steps, 1e3 * run.seconds / run.steps))
         waits.end()
         return Spread.of([run.seconds for run in runs])
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Counts steps that were not replayed although a CUDA graph can run them."""
+        actions = Actions(self.engine)
+        try:
+            yield
+        finally:
+            actions.end()
+            self.rare = sum(action != Action.REPLAY for action in actions.captured.values())
 
 
 class Waits:
@@ -100,6 +118,31 @@ class Waits:
 
     def end(self) -> None:
         del self._device.event
+
+
+class Actions:
+    """Notes how the engine enqueues each step, until `end`."""
+
+    def __init__(self, engine: BenchEngine) -> None:
+        runner = engine.engine._runner
+        self._runner: Any = getattr(runner, "_runner", runner)  # rank 0's own, if there are more ranks
+        self.of: dict[int, Action] = {}
+        """By the number of the step."""
+        self.captured: dict[int, Action] = {}
+        """The same for steps that a CUDA graph can run."""
+        decide = self._runner.decide
+
+        def and_note(step: Prepared) -> Action:
+            action: Action = decide(step)
+            self.of[step.plan.number] = action
+            if step.frame is not None and self._runner.graph_rows:
+                self.captured[step.plan.number] = action
+            return action
+
+        self._runner.decide = and_note
+
+    def end(self) -> None:
+        del self._runner.decide
 
 
 class _Timed:
@@ -143,8 +186,10 @@ def decode(batch: int) -> Row:
         steps = max(2, bench.n(128))
         rows = bench.n(batch)
         # requests end at different times, so that steps have all numbers of rows
-        bench.capture(rows)
-        found = measure_latency(bench.engine, rows, bench.n(512), 1 + steps, repeats=bench.repeats, warmup=1)
+        bench.capture(rows, bench.n(512) + steps)
+        measure_latency(bench.engine, rows, bench.n(512), 1 + steps, repeats=1, warmup=0)
+        with bench.watched():
+            found = measure_latency(bench.engine, rows, bench.n(512), 1 + steps, repeats=bench.repeats, warmup=0)
         return found.step.scaled(1e3)
 
     return Row(f"decode_{batch}", f"decode step, batch {batch}", "ms", measure)
@@ -315,6 +360,8 @@ def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
             print(f"{row.title}: FAILED\n{traceback.format_exc()}", flush=True)
             break
         print(f"{row.title}: {found[row.key]} {row.unit}, in {time.perf_counter() - began:.0f} s", flush=True)
+        if bench.rare:
+            print(f"  {bench.rare} steps were launched or captured although a CUDA graph can run them", flush=True)
         if bench.host and row.key == "prefill" and torch.cuda.is_available():
             host, step = (statistics.median(column) for column in zip(*bench.host, strict=True))
             verdict = "ok" if host <= HOST_MOST * step else f"MISSED: at most {HOST_MOST:.0%}"

@@ -36,8 +36,8 @@ from torch.profiler import ProfilerActivity, profile
 OWNER = 0
 STEPS = 8
 """Steps that are recorded, and as many that are timed before."""
-WARMUP = 4 * CAPTURED_AT
-"""Steps before these. Steps in flight have buffers of their own, and each is captured by itself."""
+WARMUP = 2 * CAPTURED_AT
+"""Steps before these."""
 DECODE, PREFILL = (512, 256), (4096, 1)
 """Tokens of a prompt and of its answer, which does not end before the last step."""
 PROMPTS = 2

@@ -16,7 +16,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from gpu import Bench, config_of
+from gpu import Actions, Bench, config_of
+from llmcore.engine.graphs import Action
 from llmcore.engine.model_runner import Launched
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore_devtools.bench.engine_runs import BenchEngine
@@ -27,30 +28,33 @@ PROMPT, ANSWER = 512, 129
 LATE = 1.5
 """Times the median. Steps above it are listed."""
 
-Step = tuple[StepPlan, float]
-"""A step, and the time at which its result was read."""
+Step = tuple[StepPlan, Action, float]
+"""A step, how it was enqueued, and the time at which its result was read."""
+
+ENQUEUED = {Action.LAUNCH: "launched", Action.CAPTURE: "captured", Action.REPLAY: "CUDA graph"}
 
 
-def kind_of(plan: StepPlan) -> str:
-    """Returns the kind of a step: what it computes, and whether it is replayed."""
+def kind_of(plan: StepPlan, action: Action) -> str:
+    """Returns the kind of a step: what it computes, and how it was enqueued."""
     computes = "decode" if plan.n_decode == plan.request.size else "prompts and decode" if plan.n_decode else "prompts"
-    return f"{computes}, {'eager' if plan.frame is None else 'CUDA graph'}"
+    return f"{computes}, {ENQUEUED[action]}"
 
 
 def recorded(bench: BenchEngine, batch: int, answer: int) -> tuple[float, list[Step]]:
     """Returns the time at which a run began, and its steps."""
-    runner, steps = bench.engine._runner, list[Step]()
+    runner, actions, steps = bench.engine._runner, Actions(bench), list[Step]()
     read = runner.read
 
     def and_note(step: Launched) -> StepResult:
         result = read(step)
-        steps.append((step.plan, time.perf_counter()))
+        steps.append((step.plan, actions.of[step.plan.number], time.perf_counter()))
         return result
 
     runner.read = and_note  # type: ignore[method-assign]
     began = time.perf_counter()
     bench.run([(PROMPT, answer)] * batch)
     del runner.read
+    actions.end()
     return began, steps
 
 
@@ -58,8 +62,8 @@ def table(began: float, steps: Iterable[Step]) -> Iterator[str]:
     """Yields a line for each kind of step."""
     found: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     before = began
-    for plan, at in steps:
-        found[kind_of(plan)].append((1e3 * (at - before), plan.n_tokens))
+    for plan, action, at in steps:
+        found[kind_of(plan, action)].append((1e3 * (at - before), plan.n_tokens))
         before = at
     for kind, each in found.items():
         times, tokens = zip(*each, strict=True)
@@ -85,12 +89,12 @@ def main() -> int:
             print(f"{label}: {text}")
         for batch in options.batches:
             seconds = {}
-            Bench(bench, repeats=1, shrink=1).capture(batch)
+            Bench(bench, repeats=1, shrink=1).capture(batch, PROMPT + ANSWER - 1)
             for answer in (ANSWER, 1):
                 recorded(bench, batch, answer)
             for answer in (ANSWER, 1):
                 began, steps = recorded(bench, batch, answer)
-                seconds[answer] = steps[-1][1] - began
+                seconds[answer] = steps[-1][-1] - began
                 print(f"batch {batch}, answers of {answer}: {seconds[answer]:.3f} s")
                 print("\n".join(table(began, steps)), flush=True)
             row = 1e3 * (seconds[ANSWER] - seconds[1]) / (ANSWER - 1)

@@ -1,4 +1,5 @@
-"""benchmarks/gpu.py without a GPU: marks by mode, marks that multiply another run, and the host's waiting."""
+"""benchmarks/gpu.py without a GPU: marks by mode, marks that multiply another run, the host's waiting, and steps that
+were not replayed."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from llmcore.api import ModeSpec
+from llmcore.engine.graphs import Action
 from llmcore_devtools.bench.figures import Spread
 from llmcore_devtools.loaded_model import registry_for_tests
 
@@ -60,3 +62,29 @@ def test_waiting_for_the_device_is_counted_until_the_end(gpu: Any) -> None:
     before = waits.seconds
     device.event().wait()
     assert 0.02 <= before == waits.seconds
+
+
+def test_steps_that_were_not_replayed_are_counted(gpu: Any) -> None:
+    """Those that a CUDA graph can run. The others have no frame."""
+
+    class Runner:
+        graph_rows = 8
+
+        def decide(self, step: Any) -> Action:
+            return Action(step.action)
+
+    def decide(number: int, frame: object, action: Action) -> Action:
+        plan = SimpleNamespace(number=number)
+        made: Action = runner.decide(SimpleNamespace(plan=plan, frame=frame, action=action))
+        return made
+
+    runner, size = Runner(), object()
+    for lead in (runner, SimpleNamespace(_runner=runner)):
+        bench = gpu.Bench(SimpleNamespace(engine=SimpleNamespace(_runner=lead)), repeats=1, shrink=1)
+        with bench.watched():
+            assert decide(1, None, Action.LAUNCH) == Action.LAUNCH
+            assert decide(2, size, Action.REPLAY) == Action.REPLAY
+            assert decide(3, size, Action.LAUNCH) == Action.LAUNCH
+            assert decide(4, size, Action.CAPTURE) == Action.CAPTURE
+        decide(5, size, Action.LAUNCH)
+        assert bench.rare == 2

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.sched.plan import Frame, StepPlan
+from llmcore.engine.graphs import Action
+from llmcore.sched.plan import StepPlan
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -19,7 +20,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("steps")
 
 
-def plan(rows: tuple[int, ...], n_decode: int, frame: Frame | None = None) -> StepPlan:
+def plan(rows: tuple[int, ...], n_decode: int) -> StepPlan:
     """A step whose rows have so many new tokens."""
     count = np.array(rows, np.int32)
     numbers = np.arange(len(rows), dtype=np.int32)
@@ -33,23 +34,21 @@ def plan(rows: tuple[int, ...], n_decode: int, frame: Frame | None = None) -> St
         n_decode=n_decode,
         sample_row=numbers,
         sample_request=numbers,
-        frame=frame,
     )
 
 
 def test_a_line_for_each_kind(steps: Any) -> None:
-    graph = Frame(2, 2, 2, mixed=False)
-    replayed = plan((1, 1), 2, graph)
-    found = [(plan((8, 8), 0), 1.0), (plan((1, 7), 1), 1.5), (replayed, 1.6), (replayed, 1.8)]
-    prompts, both, decode = steps.table(0.5, found)
-    assert prompts.split()[:2] == ["prompts,", "eager"] and "1 steps    500.00 ms" in prompts
-    assert both.startswith("  prompts and decode, eager") and "8 tokens each" in both
+    decodes, launch, replay = plan((1, 1), 2), Action.LAUNCH, Action.REPLAY
+    found = [(plan((8, 8), 0), launch, 1.0), (plan((1, 7), 1), launch, 1.5), (decodes, replay, 1.6)]
+    prompts, both, decode = steps.table(0.5, [*found, (decodes, replay, 1.8)])
+    assert prompts.split()[:2] == ["prompts,", "launched"] and "1 steps    500.00 ms" in prompts
+    assert both.startswith("  prompts and decode, launched") and "8 tokens each" in both
     assert decode.startswith("  decode, CUDA graph") and "2 steps    300.00 ms" in decode
     assert "longest  200.000" in decode and "75000.0 us a token" in decode and "late" not in decode
 
 
 def test_late_steps_are_listed(steps: Any) -> None:
     """With their places among the steps of their kind, and the time beyond the median."""
-    step = plan((1, 1), 2, Frame(2, 2, 2, mixed=False))
-    (line,) = steps.table(0.0, [(step, at) for at in (0.1, 0.2, 0.5, 0.6, 0.7)])
+    step = plan((1, 1), 2)
+    (line,) = steps.table(0.0, [(step, Action.REPLAY, at) for at in (0.1, 0.2, 0.5, 0.6, 0.7)])
     assert line.endswith("late: 2, 200.00 ms")

@@ -95,8 +95,7 @@ def tokens_within(stall: float, runner: Runner, device: Device, limits: Schedule
     """
     prompts = prompts_plan(limits)
     rate = prompts.n_tokens / _fastest(runner, device, prompts, _TIMED)
-    # steps in flight have buffers of their own, and each is captured by itself
-    alone = _fastest(runner, device, _plan([1], [0], _GREEDY, n_decode=1), 2 * CAPTURED_AT + _TIMED)
+    alone = _fastest(runner, device, _plan([1], [0], _GREEDY, n_decode=1), CAPTURED_AT + _TIMED)
     tokens = max(int((stall + alone) * rate), 1)
     return tokens, (
         f"{tokens:,} tokens of a step beside answers ({stall:g} ms more than the {alone:.1f} ms of a step without "

@@ -13,7 +13,16 @@ import torch
 from llmcore.api.errors import LlmcoreError
 from llmcore.api.models import KVGroupSpec
 from llmcore.layers import KVStep, Step
-from llmcore_devtools.bench.replicated import CAPACITY, COLUMNS, Ledger, checksum, compare, real_tokens, shared_pools
+from llmcore_devtools.bench.replicated import (
+    CAPACITY,
+    COLUMNS,
+    Ledger,
+    alone,
+    checksum,
+    compare,
+    real_tokens,
+    shared_pools,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.float8_e4m3fn])
@@ -57,6 +66,24 @@ def test_padding_is_the_first_slot_of_the_last_granule() -> None:
     (group,) = padded.kv.values()
     mixed = replace(padded, kv={"all": replace(group, mixed=group.decode, decode={})})
     assert real_tokens(mixed).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("slots", [[], [3], [3, 1, 3, 2, 1, 0], [7, 7]])
+def test_slots_that_tokens_share(slots: list[int]) -> None:
+    assert alone(torch.tensor(slots, dtype=torch.int32)).tolist() == [slots.count(slot) == 1 for slot in slots]
+
+
+def test_rows_that_are_not_kept_do_not_count(tmp_path: Path) -> None:
+    stored, kept = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([True, False, True])
+    for name, row, value in ((os.getpid(), 1, 2.0), (1, 1, 5.0), (2, 2, 5.0)):
+        ledger = Ledger()
+        ledger.begin(step([0, 1, 2], [5, 6, 7]))
+        ledger.add("kv", stored.index_fill(0, torch.tensor([row]), value), kept)
+        ledger.save(tmp_path / f"{name}.npz")
+    _, compared = compare(tmp_path, 3)
+    assert {one.column: one.mismatches for one in compared}["kv"] == 1
+    (tmp_path / "2.npz").unlink()
+    assert not any(one.mismatches for one in compare(tmp_path, 2)[1])
 
 
 def written(folder: Path, name: int, *steps: tuple[Step, torch.Tensor]) -> None:

@@ -70,13 +70,14 @@ class BenchEngine:
         self._next = 0
         child.freeze()  # as the engine's own process does
 
-    def run(self, lengths: Sequence[Lengths]) -> Run:
-        """Submit all requests at once, with fresh prompts and without stop ids, and step until all have ended.
+    def run(self, lengths: Sequence[Lengths], choices: int = 1) -> Run:
+        """Submit all requests at once, with fresh prompts and without stop ids, and step until all have ended. Each
+        has `choices` answers.
 
         The clock starts before the first submit and ends with the last token on the host. Raises RequestError for a
         request that can never fit, and LlmcoreError if a request fails.
         """
-        submits = [self.request(prompt, output) for prompt, output in lengths]
+        submits = [self.request(prompt, output, choices) for prompt, output in lengths]
         before = self.engine.load()
         tally = _Tally(len(submits))
         began = time.perf_counter()
@@ -87,7 +88,7 @@ class BenchEngine:
                 if _OWNER in events:
                     tally.take(events[_OWNER])
         seconds = time.perf_counter() - began
-        asked = sum(output for _, output in lengths)
+        asked = choices * sum(output for _, output in lengths)
         if tally.tokens != asked:
             raise LlmcoreError(f"{asked} tokens were asked for and {tally.tokens} came; this is a bug in llmcore")
         after = self.engine.load()
@@ -101,11 +102,11 @@ class BenchEngine:
             first=tuple(sorted(at - began for at in tally.first.values())),
         )
 
-    def request(self, prompt: int, output: int) -> Submit:
-        """A request with a fresh prompt of `prompt` tokens and an answer of exactly `output`."""
+    def request(self, prompt: int, output: int, choices: int = 1) -> Submit:
+        """A request with a fresh prompt of `prompt` tokens and `choices` answers of exactly `output`."""
         self._next += 1
         ids = Prompt.of(self._prompts.draw(prompt))
-        return Submit(id=self._next, prompt=ids, max_new_tokens=output, sampling=self.sampling)
+        return Submit(id=self._next, prompt=ids, max_new_tokens=output, n=choices, sampling=self.sampling)
 
     def fits(self, batch: int, length: int) -> str | None:
         """Why `batch` requests of `length` tokens cannot run at the same time, or None."""

@@ -92,12 +92,13 @@ class Ledger:
         """From now on rows are those of the tokens `sampled` [S]."""
         self._real = self._real.index_select(0, sampled)
 
-    def add(self, column: str, x: torch.Tensor) -> None:
-        """Add rows [T, N, ...] of the step to a column."""
+    def add(self, column: str, x: torch.Tensor, kept: torch.Tensor | None = None) -> None:
+        """Add rows [T, N, ...] of the step to a column; only those for which `kept` [T] is true, if it is given."""
         assert self._table is not None, "the first layer begins a row"
         self._calls += 1
         at = (self._steps - 1).remainder(CAPACITY) * len(COLUMNS) + list(COLUMNS).index(column)
-        self._table.view(-1).index_add_(0, at, checksum(x, self._real).view(1) * (2 * self._calls + 1))
+        real = self._real if kept is None else self._real & kept
+        self._table.view(-1).index_add_(0, at, checksum(x, real).view(1) * (2 * self._calls + 1))
 
     def save(self, path: Path) -> None:
         """Write the table. The file appears when it is complete."""
@@ -118,6 +119,20 @@ def real_tokens(step: Step) -> torch.Tensor:
     table = next(meta["table"] for meta in (group.mixed or {}, group.decode, group.prefill) if "table" in meta)
     slots, granule = len(next(iter(group.kv.values()))[0]), table[-1, 0].long()
     return group.slots * (granule + 1) != granule * slots
+
+
+def alone(slots: torch.Tensor) -> torch.Tensor:
+    """[T] bool: true for the tokens whose slot no other token of the step has.
+
+    The steps of a start store all tokens in one granule. Which write to a slot is the last one may differ between
+    ranks.
+    """
+    ordered, order = slots.sort()
+    equal = torch.zeros(len(slots) + 1, dtype=torch.bool, device=slots.device)
+    equal[1:-1] = ordered[1:] == ordered[:-1]
+    found = torch.empty_like(equal[1:])
+    found[order] = ~(equal[1:] | equal[:-1])
+    return found
 
 
 class _Route:
@@ -164,8 +179,10 @@ class _Observed(nn.Module):
         if group is None or group.name not in step.kv:
             return
         at = step.kv[group.name]
-        for tensor in shared_pools(at.kv[self._index], group):
-            self._ledger.add("kv", tensor.view(_WORDS[tensor.itemsize]).index_select(0, at.slots))
+        if pools := shared_pools(at.kv[self._index], group):
+            kept = alone(at.slots)
+            for tensor in pools:
+                self._ledger.add("kv", tensor.view(_WORDS[tensor.itemsize]).index_select(0, at.slots), kept)
 
     def _ended(self, x: Hidden) -> Hidden:
         """The result of the last layer, with the sum over the ranks that Decoder would make."""

@@ -46,6 +46,8 @@ from torch.nn import functional as F
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"
 PEERS = json.loads((HERE / "peers.json").read_text())
+BESIDE = 24
+"""Tokens of answers that last until the last of 256 prompts of 512 tokens was computed."""
 SETTINGS = {"load_format": "dummy", "max_req_total_len": "8192"}
 
 
@@ -67,14 +69,20 @@ class Bench:
     def requests(self, count: int, prompt: int, output: int) -> list[Lengths]:
         return [(self.n(prompt), self.n(output))] * self.n(count)
 
-    def capture(self, rows: int, length: int) -> None:
-        """Captures the decode steps of up to `rows` rows with contexts of about `length` tokens.
+    def capture(self, rows: int, prompt: int, length: int) -> None:
+        """Captures the steps of `rows` prompts whose answers follow, up to `length` tokens with the prompt.
 
         Attention divides contexts among programs. The number of programs belongs to a graph, and depends on the
-        contexts and on how many rows of a size are padding. So each size is captured with the most and the least."""
+        contexts and on how many rows of a size are padding. So each size is captured with the most and the least, and
+        then the steps in which prompts come beside answers."""
         answer, sizes = 2 * CAPTURED_AT, {padded(count) for count in range(1, rows + 1)}
         for count in sorted({min(size, rows) for size in sizes} | {size + 1 for size in sizes if size < rows}):
             self.engine.run([(max(length - answer, 1), answer)], choices=count)
+        for _ in range(CAPTURED_AT):
+            with self.watched():
+                self.engine.run([(prompt, min(BESIDE, length - prompt))] * rows)
+            if not self.rare:
+                break
 
     def seconds(
         self,
@@ -186,8 +194,7 @@ def decode(batch: int) -> Row:
         steps = max(2, bench.n(128))
         rows = bench.n(batch)
         # requests end at different times, so that steps have all numbers of rows
-        bench.capture(rows, bench.n(512) + steps)
-        measure_latency(bench.engine, rows, bench.n(512), 1 + steps, repeats=1, warmup=0)
+        bench.capture(rows, bench.n(512), bench.n(512) + steps)
         with bench.watched():
             found = measure_latency(bench.engine, rows, bench.n(512), 1 + steps, repeats=bench.repeats, warmup=0)
         return found.step.scaled(1e3)

@@ -89,7 +89,7 @@ def main() -> int:
             print(f"{label}: {text}")
         for batch in options.batches:
             seconds = {}
-            Bench(bench, repeats=1, shrink=1).capture(batch, PROMPT + ANSWER - 1)
+            Bench(bench, repeats=1, shrink=1).capture(batch, PROMPT, PROMPT + ANSWER - 1)
             for answer in (ANSWER, 1):
                 recorded(bench, batch, answer)
             for answer in (ANSWER, 1):

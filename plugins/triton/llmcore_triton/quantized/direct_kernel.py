@@ -59,37 +59,16 @@ def words_times_tokens(  # type: ignore[no-untyped-def]
     steps, at most all of its steps, before it multiplies. The other arguments are as in weight_only_kernels, where
     WORDS is as here, and SCALED "sums".
     """
-    W: gl.constexpr = gl.num_warps()
-    STEPS: gl.constexpr = (BLOCKS + W - 1) // W
-    # the loop has the steps after which words are loaded, as far as they are whole turns
-    TURNS: gl.constexpr = (STEPS - AHEAD) // AHEAD
     first, token = gl.program_id(0) * ROWS, gl.program_id(1) * TOKENS
-    held = ()
-    for j in gl.static_range(AHEAD):
-        more = _loaded(words, scale, first, j, outputs, ROWS, CODES, GROUP_SIZE, ALIKE, GATED, BLOCKS)
-        held = _put(held, j, more)
+    held = loads_ahead(words, scale, None, None, first, outputs,
+                       ROWS, CODES, GROUP_SIZE, ALIKE, GATED, BLOCKS, BLOCKS, AHEAD)  # fmt: skip
     wait(PDL)
     release(PDL)
-    acc = gl.zeros([W, ROWS, TOKENS], gl.float32, sums_of(W))
-    up = acc
-    for turn in range(TURNS):
-        for j in gl.static_range(AHEAD):
-            step = turn * AHEAD + j
-            xs = _inputs(x, token, step, tokens, x_stride, TOKENS, CODES, BLOCKS)
-            acc, up = _multiplied(acc, up, xs, held[j], CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED)
-            # else the compiler would load the words of all AHEAD steps at the end of a turn, and the next one would
-            # wait for them at once
-            _keep_order(first)
-            more = _loaded(words, scale, first, step + AHEAD, outputs, ROWS, CODES, GROUP_SIZE, ALIKE, GATED, BLOCKS)
-            held = _put(held, j, more)
-            _keep_order(first)
-    for step in gl.static_range(TURNS * AHEAD, STEPS):
-        xs = _inputs(x, token, step, tokens, x_stride, TOKENS, CODES, BLOCKS)
-        acc, up = _multiplied(acc, up, xs, held[step % AHEAD], CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED)
-        if step + AHEAD < STEPS:
-            more = _loaded(words, scale, first, step + AHEAD, outputs, ROWS, CODES, GROUP_SIZE, ALIKE, GATED, BLOCKS)
-            held = _put(held, step % AHEAD, more)
-    y, z = _added(acc), _added(up) if GATED else 0
+    # sums of tokens outside are not stored
+    row = gl.minimum(token + columns_of(TOKENS), tokens - 1) * x_stride
+    acc, up = summed(x, row, words, scale, None, None, held, first, outputs,
+                     TOKENS, ROWS, CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED, BLOCKS, BLOCKS, AHEAD)  # fmt: skip
+    y, z = added(acc), added(up) if GATED else 0
     lines = first + gl.arange(0, ROWS, gl.SliceLayout(1, y.type.layout))
     rows = token + gl.arange(0, TOKENS, gl.SliceLayout(0, y.type.layout))
     inside = lines < outputs
@@ -108,6 +87,62 @@ def words_times_tokens(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def loads_ahead(  # type: ignore[no-untyped-def]
+    words, scale, chosen, shares, first, outputs,
+    ROWS: gl.constexpr, CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, GATED: gl.constexpr,
+    BLOCKS: gl.constexpr, TOTAL: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """Returns what `_loaded` loads for the first AHEAD steps."""
+    held = ()
+    for j in gl.static_range(AHEAD):
+        more = _loaded(words, scale, chosen, shares, first, j, outputs,
+                       ROWS, CODES, GROUP_SIZE, ALIKE, GATED, BLOCKS, TOTAL)  # fmt: skip
+        held = _put(held, j, more)
+    return held
+
+
+@gluon.jit
+def summed(  # type: ignore[no-untyped-def]
+    x, row, words, scale, chosen, shares, held, first, outputs,
+    TOKENS: gl.constexpr, ROWS: gl.constexpr, CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr,
+    ZEROS: gl.constexpr, SCALE: gl.constexpr, GATED: gl.constexpr, BLOCKS: gl.constexpr, TOTAL: gl.constexpr,
+    AHEAD: gl.constexpr,
+):  # fmt: skip
+    """Returns (sums, up's sums) [warps, ROWS, TOKENS] of all TOTAL blocks, of which `held` has the first AHEAD steps.
+
+    `row` [TOKENS]: where each token's row begins in x, in the layout of `columns_of`. Blocks follow one another there.
+    See `_loaded` for `chosen` and `shares`.
+    """
+    W: gl.constexpr = gl.num_warps()
+    STEPS: gl.constexpr = (TOTAL + W - 1) // W
+    # the loop has the steps after which words are loaded, as far as they are whole turns
+    TURNS: gl.constexpr = (STEPS - AHEAD) // AHEAD
+    SHARES: gl.constexpr = shares is not None
+    acc = gl.zeros([W, ROWS, TOKENS], gl.float32, sums_of(W))
+    up = acc
+    for turn in range(TURNS):
+        for j in gl.static_range(AHEAD):
+            step = turn * AHEAD + j
+            xs = _inputs(x, row, step, TOKENS, CODES, TOTAL)
+            acc, up = _multiplied(acc, up, xs, held[j], CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED, SHARES)
+            # else the compiler would load the words of all AHEAD steps at the end of a turn, and the next one would
+            # wait for them at once
+            _keep_order(first)
+            more = _loaded(words, scale, chosen, shares, first, step + AHEAD, outputs,
+                           ROWS, CODES, GROUP_SIZE, ALIKE, GATED, BLOCKS, TOTAL)  # fmt: skip
+            held = _put(held, j, more)
+            _keep_order(first)
+    for step in gl.static_range(TURNS * AHEAD, STEPS):
+        xs = _inputs(x, row, step, TOKENS, CODES, TOTAL)
+        acc, up = _multiplied(acc, up, xs, held[step % AHEAD], CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED, SHARES)
+        if step + AHEAD < STEPS:
+            more = _loaded(words, scale, chosen, shares, first, step + AHEAD, outputs,
+                           ROWS, CODES, GROUP_SIZE, ALIKE, GATED, BLOCKS, TOTAL)  # fmt: skip
+            held = _put(held, step % AHEAD, more)
+    return acc, up
+
+
+@gluon.jit
 def _put(held, i: gl.constexpr, more):  # type: ignore[no-untyped-def]
     """Returns a tuple with `more` at place i, which may be the first one behind it."""
     return held[:i] + (more,) + held[i + 1 :]  # noqa: RUF005 - Gluon knows no unpacking
@@ -122,7 +157,7 @@ def _keep_order(number):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _added(acc):  # type: ignore[no-untyped-def]
+def added(acc):  # type: ignore[no-untyped-def]
     """Returns the sums of all warps, [rows, tokens]."""
     return gl.sum(gl.convert_layout(acc, results_of(acc.shape[0])), 0)
 
@@ -152,49 +187,78 @@ def _ordered(tile):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _choice(chosen, block, BLOCKS: gl.constexpr, TOTAL: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the experts of blocks, and the blocks' numbers in a row."""
+    expert = chosen
+    if TOTAL > BLOCKS:
+        expert = gl.load(chosen + block // BLOCKS, cache_modifier=".cg").to(gl.int64)
+        block = block % BLOCKS
+    return expert, block
+
+
+@gluon.jit
 def _loaded(  # type: ignore[no-untyped-def]
-    words, scale, first, step, outputs,
+    words, scale, chosen, shares, first, step, outputs,
     ROWS: gl.constexpr, CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, GATED: gl.constexpr,
-    BLOCKS: gl.constexpr,
+    BLOCKS: gl.constexpr, TOTAL: gl.constexpr,
 ):  # fmt: skip
-    """Returns a step's words, up's words, and the marks and up's of each of its groups."""
+    """Returns a step's words, up's words, the marks and up's of each of its groups, and the shares of its blocks.
+
+    A step has a block for each warp, of TOTAL blocks. A row of weights has BLOCKS.
+    - chosen: None; or `words` and `scale` are stacks, and this is the expert, int64. With more blocks than in a row it
+      is a pointer to the experts that take BLOCKS blocks each. These bypass the L1 cache, which may hold the previous
+      step's.
+    - shares: None, or a pointer to the factors of their sums.
+    """
     W: gl.constexpr = gl.num_warps()
     LAYOUT: gl.constexpr = loads_of(ROWS, W)
-    GROUPS: gl.constexpr = codes.parts(CODES) // ALIKE if GROUP_SIZE > 0 else 0
+    PARTS: gl.constexpr = codes.parts(CODES)
+    GROUPS: gl.constexpr = PARTS // ALIKE if GROUP_SIZE > 0 else 0
     # a block behind the last one is multiplied with zeros, and rows outside are not stored
     block, i = _places(step, ROWS, LAYOUT)
-    row = gl.minimum(first + i, outputs - 1).to(gl.int64) * (BLOCKS * WORDS)
-    place = words + row[:, :, None] + ((gl.minimum(block, BLOCKS - 1) * WORDS)[:, :, None] + _inside(LAYOUT))
+    block, row = gl.minimum(block, TOTAL - 1), gl.minimum(first + i, outputs - 1).to(gl.int64)
+    if chosen is not None:
+        expert, block = _choice(chosen, block, BLOCKS, TOTAL)
+        row += expert * ((1 + GATED) * outputs)
+    place = words + (row * (BLOCKS * WORDS))[:, :, None] + ((block * WORDS)[:, :, None] + _inside(LAYOUT))
     w = gl.load(place, eviction_policy="evict_first")
     v = w
     if GATED:
         v = gl.load(place + outputs.to(gl.int64) * (BLOCKS * WORDS), eviction_policy="evict_first")
     marks = ()
     block, i = _places(step, ROWS, sums_of(W))
-    row = gl.minimum(first + i, outputs - 1)
+    block, row = gl.minimum(block, TOTAL - 1), gl.minimum(first + i, outputs - 1)
+    share = gl.to_tensor(1.0)
+    if shares is not None:
+        share = gl.load(shares + block // BLOCKS, cache_modifier=".cg")
+    if chosen is not None and GROUP_SIZE > 0:
+        expert, block = _choice(chosen, block, BLOCKS, TOTAL)
+        row = row + expert * (BLOCKS * PARTS * WORDS // GROUP_SIZE * (1 + GATED) * outputs)
     for group in gl.static_range(GROUPS):
-        which = (gl.minimum(block, BLOCKS - 1) * GROUPS + group) * (ALIKE * WORDS) // GROUP_SIZE
+        which = (block * GROUPS + group) * (ALIKE * WORDS) // GROUP_SIZE
         at = scale + which * ((1 + GATED) * outputs) + row
         s = gl.load(at)
         marks = _put(marks, group, (s, gl.load(at + outputs) if GATED else s))
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, sums_of(W), 2)
     w = gl.convert_layout(_ordered(w), OPERAND, assert_trivial=True)
     v = gl.convert_layout(_ordered(v), OPERAND, assert_trivial=True)
-    return w, v, marks
+    return w, v, marks, share
 
 
 @gluon.jit
-def _inputs(  # type: ignore[no-untyped-def]
-    x, first, step, tokens, x_stride, TOKENS: gl.constexpr, CODES: gl.constexpr, BLOCKS: gl.constexpr
-):
-    """Returns what meets each part of a step's words, [warps, WORDS, TOKENS] from token `first` on."""
+def columns_of(TOKENS: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns 0 to TOKENS - 1, in the layout in which `_inputs` needs rows of x."""
+    return gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, loads_of(TOKENS, gl.num_warps()))))
+
+
+@gluon.jit
+def _inputs(x, row, step, TOKENS: gl.constexpr, CODES: gl.constexpr, BLOCKS: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns what meets each part of a step's words, [warps, WORDS, TOKENS]."""
     W: gl.constexpr = gl.num_warps()
     LAYOUT: gl.constexpr = loads_of(TOKENS, W)
     PARTS: gl.constexpr = codes.parts(CODES)
-    block, token = _places(step, TOKENS, LAYOUT)
-    # sums of tokens outside are not stored
-    row = gl.minimum(first + token, tokens - 1) * x_stride
-    place = x + row[:, :, None] + ((block * (PARTS * WORDS))[:, :, None] + _inside(LAYOUT))
+    block, _ = _places(step, TOKENS, LAYOUT)
+    place = x + row[None, :][:, :, None] + ((block * (PARTS * WORDS))[:, :, None] + _inside(LAYOUT))
     found = ()
     for part in gl.static_range(PARTS):
         if BLOCKS % W:
@@ -211,11 +275,11 @@ def _inputs(  # type: ignore[no-untyped-def]
 def _multiplied(  # type: ignore[no-untyped-def]
     acc, up, xs, held,
     CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr, SCALE: gl.constexpr,
-    GATED: gl.constexpr,
+    GATED: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Returns (acc, up) with the products of one step's words added."""
+    """Returns (acc, up) with the products of one step's words added. SHARES: times the share of each block."""
     KIND: gl.constexpr = xs[0].dtype
-    w, v, marks = held
+    w, v, marks, share = held
     for group in gl.static_range(codes.parts(CODES) // ALIKE):
         total, total_up = acc, up
         z, y = gl.to_tensor(0), gl.to_tensor(0)
@@ -229,7 +293,10 @@ def _multiplied(  # type: ignore[no-untyped-def]
             if GATED:
                 total_up = mma_v2(_numbers(v, y, part, CODES, KIND, ZEROS), xs[part], total_up)
         if GROUP_SIZE > 0:
-            acc += total * _scales(s, ZEROS, SCALE)
+            by = _scales(s, ZEROS, SCALE)
+            if SHARES:
+                by = by * share[:, :, None]
+            acc += total * by
             if GATED:
                 up += total_up * _scales(t, ZEROS, SCALE)
         else:

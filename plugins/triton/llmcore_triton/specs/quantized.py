@@ -282,15 +282,21 @@ def _refuses_weight_only(kernel: str) -> Callable[[OpContext], str | None]:
     return refuses
 
 
+def _no_parts(context: OpContext, inputs: object, group: object) -> str | None:
+    """Returns why kernels in Gluon cannot read packed rows of so many inputs, or None."""
+    if not isinstance(inputs, int) or not isinstance(group, int):
+        return "is made for one shape, and none is known"
+    block = _PART * (4 if context.shape["codes"] == "u4" else 2)
+    if group % _PART or inputs % block:
+        return f"needs groups of a multiple of {_PART} inputs, and inputs of {block}, has {group} and {inputs}"
+    return None
+
+
 def _refuses_in_gluon(kernel: str) -> Callable[[OpContext], str | None]:
     def refuses(context: OpContext) -> str | None:
         shape = context.shape
-        inputs, group = shape.get("inputs"), shape.get("group")
-        if not isinstance(inputs, int) or not isinstance(group, int):
-            return "is made for one shape, and none is known"
-        block = _PART * (4 if shape["codes"] == "u4" else 2)
-        if group % _PART or inputs % block:
-            return f"needs groups of a multiple of {_PART} inputs, and inputs of {block}, has {group} and {inputs}"
+        if (reason := _no_parts(context, shape.get("inputs"), shape.get("group"))) is not None:
+            return reason
         if shape["zeros"] and shape["scale"] == "f32":
             return "has no room for zeros beside scales in f32"
         if (reason := _no_gluon()) is not None:
@@ -326,6 +332,15 @@ def expert_kernels() -> Iterable[KernelSpec]:
             cost=COST,
             summary="three launches for one token, four for up to 16, nothing sorted",
         )
+        yield KernelSpec(
+            op=f"moe.fused.w{bits}a16",
+            name="direct",
+            make="llmcore_triton.quantized.direct_experts:make",
+            when=replace(FEW, dtypes=_HALVES, buckets=frozenset({0, 1})),
+            refuses=_no_direct_experts,
+            cost=COST,
+            summary="words go from memory to the registers of products",
+        )
 
 
 _made_for = made_for(EXPERTS, normed=False)
@@ -339,3 +354,14 @@ def _no_experts(context: OpContext) -> str | None:
         return "has no room for zeros beside scales in f32"
     group = int(context.shape["group"] or 0)
     return f"needs groups of a multiple of 16 inputs, has {group}" if group % 16 else None
+
+
+def _no_direct_experts(context: OpContext) -> str | None:
+    """Why kernel direct does not support such experts, or is not known to be the fastest one, or None."""
+    group = int(context.shape.get("group") or 0)
+    for name in ("size", "inner"):
+        if (reason := _no_experts(context) or _no_parts(context, context.shape[name], group)) is not None:
+            return reason
+    if (reason := _no_gluon()) is None and tuned.find("direct", context) is None:
+        return "nobody has measured it here"
+    return reason

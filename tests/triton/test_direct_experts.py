@@ -73,7 +73,7 @@ def test_the_least_time_wins(form: dict[str, Any], measured: Any) -> None:
 def test_why_it_declines(measured: Any) -> None:
     cases = (
         (context(FOUR), "nobody has measured"),
-        (context(FOUR, bucket=2), "is for steps of"),
+        (context(FOUR, bucket=1), "is for steps of"),
         (context(FOUR, inner=1408), "has 128 and 1408"),
         (context({**FOUR, "group": 32}), "has 32 and 2048"),
         (context({**FOUR, "scale_type": "f32"}), "no room for zeros"),
@@ -85,49 +85,35 @@ def test_why_it_declines(measured: Any) -> None:
 
 
 def test_configurations() -> None:
-    for where in (context(form, bucket) for form in (FOUR, EIGHT) for bucket in (0, 1)):
+    for where in (context(FOUR), context(EIGHT)):
         configs = list(direct_experts.candidates(where))
-        assert configs[0] == direct_experts.default(where)
-        assert len({json.dumps(config) for config in configs}) == len(configs) >= 8
+        assert direct_experts.DEFAULT in configs and len({json.dumps(config) for config in configs}) == len(configs)
         for config in configs:
-            if where.bucket == 0:
-                direct_experts.OneToken(where, config)
-            else:
-                direct_experts.Pairs(where, "size", config["gate_up"])
-                direct_experts.Pairs(where, "inner", config["down"])
+            direct_experts.OneToken(where, config)
     with pytest.raises(ValueError, match="whole blocks of 64 words"):
-        direct_experts.Pairs(context(FOUR, inner=1408), "inner", configs[0]["down"])
+        direct_experts.OneToken(context(FOUR, inner=1408), direct_experts.DEFAULT)
 
 
-@pytest.mark.parametrize("tokens", [1, 4])
 @pytest.mark.parametrize("form", [FOUR, pytest.param(EIGHT, marks=pytest.mark.compiled)])
-def test_what_the_compiler_makes(
-    form: dict[str, Any], tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_compiler_makes(form: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads of 16 bytes, products, and nothing between; no register is spilled."""
     compiled = compiling(tmp_path, monkeypatch)
-    where = context(form, tokens > 1)
-    packed, config, weights = Packed(where), direct_experts.default(where), []
+    where, weights = context(form), []
     codes, kind = (2, torch.uint8) if form["codes"] == "u4" else (1, torch.float8_e4m3fn)
     for rows, inputs in ((1536, 2048), (2048, 768)):
         groups = inputs // (form["group"] or inputs)
         scale = torch.ones(4, rows, groups, dtype=torch.float16 if form["zeros"] else torch.float32)
         zero = torch.zeros(4, rows, groups, dtype=torch.uint8) if form["zeros"] else None
         held = torch.zeros(4, rows, inputs // codes, dtype=torch.uint8).view(kind)
-        weights.append(packed.words((held, scale, zero)))
-    x, chosen = torch.zeros(tokens, 2048, dtype=torch.bfloat16), torch.zeros(tokens, 8, dtype=torch.int32)
-    if tokens == 1:
-        out = direct_experts.OneToken(where, config)(x, torch.ones(1, 8), chosen, *weights, None, None)
-        assert out.shape == (1, 2048) and out.dtype == torch.bfloat16
-    else:
-        middle = x.new_empty(8 * tokens, 768)
-        direct_experts.Pairs(where, "size", config["gate_up"])(x, weights[0], middle, chosen, None)
-        out = x.new_empty(8 * tokens, 2048)
-        direct_experts.Pairs(where, "inner", config["down"])(middle, weights[1], out, chosen, None)
+        weights.append(Packed(where).words((held, scale, zero)))
+    kernel = direct_experts.OneToken(where, direct_experts.DEFAULT)
+    x, chosen = torch.zeros(1, 2048, dtype=torch.bfloat16), torch.zeros(1, 8, dtype=torch.int32)
+    out = kernel(x, torch.ones(1, 8), chosen, *weights, None, None)
+    assert out.shape == (1, 2048) and out.dtype == torch.bfloat16
     assert len(compiled) == 2
     for one in compiled:
         sass = instructions(one, tmp_path)
         products = sass.index("HMMA")
-        assert len(re.findall(r"LDG\.E\.EF\.128", sass[:products])) >= 4
-        assert not re.findall(r"\b(?:LDL|STL)\b", sass)
+        assert len(re.findall(r"LDG\.E\.EF\.128", sass[:products])) >= 8
+        assert not re.findall(r"\b(?:LDL|STL|SHFL)\b", sass)
         assert "STS" not in sass[:products]

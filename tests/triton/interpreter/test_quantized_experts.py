@@ -18,12 +18,13 @@ from llmcore_quantization.ops import moe_experts_w4a16, moe_experts_w8a16, moe_f
 from llmcore_triton.moe import experts as plain
 from llmcore_triton.quantized import experts, fused
 from llmcore_triton.specs.quantized import expert_kernels
+from llmcore_triton.specs.rows import NAME
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 
 CPU = torch.device("cpu")
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
-SPECS = {spec.op: spec for spec in expert_kernels()}
+SPECS = {spec.op: spec for spec in expert_kernels() if spec.name == NAME}
 QWEN3 = {"experts": 128, "top_k": 8, "size": 2048, "inner": 768}
 
 

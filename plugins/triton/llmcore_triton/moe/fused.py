@@ -165,11 +165,12 @@ class Unsorted:
 
 
 class FewTokens:
-    """The experts of up to MOST tokens, and the weighted sum, from launches for gate and up and for down."""
+    """The experts of up to MOST tokens, and the weighted sum."""
 
-    def __init__(self, context: OpContext, gate_up: Op, down: Op) -> None:
+    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
         self._width, self._inner = size(context, "size"), size(context, "inner")
-        self._gate_up, self._down = gate_up, down
+        self._gate_up = Unsorted(context, Tile(*config["gate_up"]), config["tma"], gated=True)
+        self._down = Unsorted(context, Tile(*config["down"]), config["tma"], gated=False)
         self._combine = combine.make(part(context, "moe.combine"))
 
     def __call__(
@@ -195,12 +196,6 @@ class FewTokens:
             extra = result if extra is None else extra + result
         combined: torch.Tensor = self._combine(y, weights, extra)
         return combined
-
-
-def in_tiles(context: OpContext, config: Mapping[str, Any]) -> FewTokens:
-    """FewTokens in the Tiles of `config`."""
-    gate_up = Unsorted(context, Tile(*config["gate_up"]), config["tma"], gated=True)
-    return FewTokens(context, gate_up, Unsorted(context, Tile(*config["down"]), config["tma"], gated=False))
 
 
 class Fused:
@@ -282,7 +277,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Fused:
     """The op in the configuration `config`, which is for the context's own bucket."""
     config = {**default(context), **config}
     one = OneToken(context, config if context.bucket == 0 else _one(context))
-    few = in_tiles(context, config if context.bucket == 1 else _few(context))
+    few = FewTokens(context, config if context.bucket == 1 else _few(context))
     return Fused(context, one, few, experts.make(part(context, "moe.experts")))
 
 

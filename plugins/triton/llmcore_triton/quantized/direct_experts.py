@@ -1,10 +1,11 @@
-"""moe.fused.w4a16 and moe.fused.w8a16, kernel direct: experts of up to 16 tokens, whose words go from memory to the
-registers in which tensor cores multiply them, in Gluon (see direct_kernel). Equal calls give equal bits.
+"""moe.fused.w4a16 and moe.fused.w8a16, kernel direct: one token's experts, whose words go from memory to the registers
+in which tensor cores multiply them, in Gluon (see direct_kernel). Equal calls give equal bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from llmcore.api import OpContext
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.moe.experts import Weight, of
-from llmcore_triton.moe.fused import FewTokens, Shared
-from llmcore_triton.quantized.direct import KERNEL, PADDED, ahead_of, registers
-from llmcore_triton.quantized.direct_experts_kernel import down_of_choices, gate_up_of_choices, pairs_of_experts
+from llmcore_triton.moe.fused import Shared
+from llmcore_triton.quantized.direct import KERNEL, ahead_of, registers
+from llmcore_triton.quantized.direct_experts_kernel import down_of_choices, gate_up_of_choices
 from llmcore_triton.quantized.direct_kernel import WORDS
 from llmcore_triton.quantized.experts import of_rows
-from llmcore_triton.quantized.fused import Coded
+from llmcore_triton.quantized.fused import Coded, around
 from llmcore_triton.rows import size
 
 Config = Mapping[str, Sequence[int]]
@@ -27,8 +28,7 @@ multiprocessor. See direct.DEFAULT."""
 
 _NAMES = ("rows", "warps", "ahead", "per_processor")
 
-_ONE: Config = {"gate_up": (16, 8, 1, 2), "down": (16, 8, 3, 1)}
-_FEW: Config = {"gate_up": (16, 8, 1, 2), "down": (16, 4, 1, 4)}
+DEFAULT: Config = {"gate_up": (16, 8, 1, 2), "down": (16, 8, 2, 2)}
 
 
 class OneToken:
@@ -63,28 +63,6 @@ class OneToken:
         return out
 
 
-class Pairs:
-    """Gate and up (`inputs` "size"), or down ("inner"), of the pairs of up to 16 tokens."""
-
-    def __init__(self, context: OpContext, inputs: str, given: Sequence[int]) -> None:
-        self._experts, self._rows = size(context, "experts"), given[0]
-        self._launch = _bound(pairs_of_experts, context, inputs, given).but(
-            TOP_K=size(context, "top_k"), GATED=inputs == "size"
-        )
-
-    def __call__(
-        self, x: torch.Tensor, weight: Weight, out: torch.Tensor, chosen: torch.Tensor, shared: Shared | None
-    ) -> None:
-        """x [tokens or pairs, inputs], words -> out [pairs, outputs]. See moe.fused.Unsorted."""
-        words, marks = of(weight)
-        tokens, (pairs, outputs) = len(chosen), out.shape
-        by_pair = pairs <= self._experts
-        programs = (pairs if by_pair else self._experts) * -(-outputs // self._rows)
-        self._launch.but(TOKENS=PADDED[tokens > PADDED[0]], BY_PAIR=by_pair)(
-            (programs,), x, words, marks, chosen, out, tokens, outputs, x.stride(0)
-        )
-
-
 def _bound(kernel: Any, context: OpContext, inputs: str, given: Sequence[int], choices: int = 0) -> Bound:
     """Returns a launch over rows of the inputs that the shape names so. `choices`: those that a program adds up, or 0.
 
@@ -107,37 +85,22 @@ def _bound(kernel: Any, context: OpContext, inputs: str, given: Sequence[int], c
     )
 
 
-_GATE_UP = ((16, 8, 1, 2), (16, 8, 1, 3), (16, 4, 1, 4), (16, 4, 2, 2), (16, 4, 2, 3), (16, 16, 1, 1), (32, 8, 1, 1))
-_DOWN = ((16, 8, 3, 1), (16, 8, 6, 1), (16, 8, 2, 2), (16, 16, 2, 1), (16, 4, 6, 2))
-_DOWN_OF_PAIRS = ((16, 4, 1, 4), (16, 4, 1, 5), (16, 2, 2, 8), (16, 2, 3, 6), (32, 4, 1, 3), (16, 8, 1, 3))
+_GATE_UP = ((16, 8, 1, 2), (16, 4, 1, 4), (16, 4, 2, 2), (16, 4, 2, 3))
+_DOWN = ((16, 8, 3, 1), (16, 8, 6, 1), (16, 8, 2, 2), (16, 16, 2, 1))
 """Configurations by _NAMES."""
 
 
-def default(context: OpContext) -> Config:
-    """For one token, or for more."""
-    return _ONE if context.bucket == 0 else _FEW
-
-
 def candidates(context: OpContext) -> Iterator[Config]:
-    """Configurations worth timing: each of gate and up beside the default one of down, and the other way round."""
-    base = default(context)
-    downs = _DOWN if context.bucket == 0 else _DOWN_OF_PAIRS
-    yield base
-    for gate_up in _GATE_UP:
-        if gate_up != base["gate_up"]:
-            yield {**base, "gate_up": gate_up}
-    for down in downs:
-        if down != base["down"]:
-            yield {**base, "down": down}
+    """Configurations worth timing."""
+    for gate_up, down in product(_GATE_UP, _DOWN):
+        yield {"gate_up": gate_up, "down": down}
 
 
 def make_with(context: OpContext, config: Config) -> Coded:
-    """The op in the configuration `config`, which is for the context's own bucket."""
-    one, few = ({**own, **(config if context.bucket == bucket else {})} for bucket, own in enumerate((_ONE, _FEW)))
-    pairs = (Pairs(context, inputs, few[name]) for name, inputs in (("gate_up", "size"), ("down", "inner")))
-    return Coded(context, OneToken(context, one), FewTokens(context, *pairs))
+    """The op in the configuration `config`."""
+    return around(context, OneToken(context, {**DEFAULT, **config}))
 
 
 def make(context: OpContext) -> Coded:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(KERNEL, context, default(context)))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))

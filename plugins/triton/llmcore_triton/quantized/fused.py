@@ -19,7 +19,7 @@ from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.linear_shapes import power_of_two
 from llmcore_triton.moe import fused
 from llmcore_triton.moe.experts import Weight, form, of
-from llmcore_triton.moe.fused import MOST, FewTokens, Fused, in_tiles, part
+from llmcore_triton.moe.fused import MOST, FewTokens, Fused, part
 from llmcore_triton.quantized import experts
 from llmcore_triton.quantized.experts import Packed, of_rows
 from llmcore_triton.quantized.packing import Blocks
@@ -187,10 +187,15 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
         yield {name: [MOST, *tile[1:]] if isinstance(tile, list) else tile for name, tile in config.items()}
 
 
+def around(context: OpContext, one: Any) -> Coded:
+    """The op in which `one` computes the experts of one token."""
+    return Coded(context, one, FewTokens(context, _few(context)))
+
+
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Coded:
     """The op in the configuration `config`, which is for the context's own bucket. One with `tma` has tiles."""
     tiles = context.bucket > 0 or "tma" in config
-    few = in_tiles(context, {**_few(context), **(config if tiles else {})})
+    few = FewTokens(context, {**_few(context), **(config if tiles else {})})
     if context.bucket == 0 and tiles:
         return Coded(context, few, few)
     return Coded(context, OneToken(context, {**next(_ones(context)), **({} if tiles else config)}), few)

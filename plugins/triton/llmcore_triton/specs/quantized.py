@@ -336,10 +336,10 @@ def expert_kernels() -> Iterable[KernelSpec]:
             op=f"moe.fused.w{bits}a16",
             name="direct",
             make="llmcore_triton.quantized.direct_experts:make",
-            when=replace(FEW, dtypes=_HALVES, buckets=frozenset({0, 1})),
+            when=replace(ONE, dtypes=_HALVES),
             refuses=_no_direct_experts,
             cost=COST,
-            summary="words go from memory to the registers of products",
+            summary="one token, words go from memory to the registers of products",
         )
 
 

@@ -27,7 +27,7 @@ SERVERS := tests/server tests/route tests/hub tests/families/test_two_ranks.py
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
 .PHONY: serve test setup lint type single-core test-unit test-engine test-interpreter test-servers test-docs test-wheels \
-	ranks compiled faults clients node-clients dashboard-shot mutants docs clean
+	ranks compiled faults slow clients node-clients dashboard-shot mutants docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -77,7 +77,7 @@ test-interpreter: setup
 	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) $(BOTH_CORES) -W ignore::DeprecationWarning tests/triton/interpreter
 
 test-servers: setup
-	@$(TIMED) servers $(PYTEST) $(WAITING) --dist loadfile $(SERVERS) $(addprefix --ignore=,$(RANKS))
+	@$(TIMED) servers $(PYTEST) $(WAITING) --dist loadfile -m "not slow" $(SERVERS) $(addprefix --ignore=,$(RANKS))
 
 # Servers whose model several processes share, servers of several engines, and what befalls one of them; not part of
 # `make test`, which has the parts: tests/families/test_two_ranks.py, tests/core/engine/test_leader.py, and
@@ -93,7 +93,11 @@ compiled: setup
 # What others notice of bad input, broken connections, failing steps and killed processes: tests/faults/README.md.
 # Most of the slow tests start a server of their own, so that a file need not stay with one process.
 faults: setup
-	@$(TIMED) faults $(PYTEST) $(WAITING) --dist worksteal tests/faults
+	@$(TIMED) faults $(PYTEST) $(WAITING) --dist worksteal -m "not slow" tests/faults
+
+# Servers under load, and limits that take long to pass; not part of `make test`.
+slow: setup
+	@$(TIMED) slow $(PYTEST) $(WAITING) --dist worksteal -m slow tests/faults tests/server
 
 test-docs: setup
 	@$(TIMED) docs $(PYTEST) tests/test_docs.py

@@ -13,9 +13,9 @@ _HEAD = """# Faults
 <!-- Written by scripts/generate_docs.py from scripts/page_of_faults.py and the tests; `make docs` writes it again. -->
 
 The table lists faults of clients, networks, models, plugins and processes, and the server's answer to each. `make
-faults` causes them on running servers, in minutes and without a GPU. The servers are `llmcore testserver`: only the
-model is a fake, with known answers. Some rows have their tests beside the code, in `make test-unit` and `make
-test-servers`.
+faults` causes them on running servers, in minutes and without a GPU, and `make slow` those that take longest. The
+servers are `llmcore testserver`: only the model is a fake, with known answers. Some rows have their tests beside the
+code, in `make test-unit` and `make test-servers`.
 
 The same must hold after every row. No request runs, waits or holds KV. Threads, descriptors, shared memory and
 temporary files of the server's processes are as before. The server is ready, and its log has no prompt and no key. The

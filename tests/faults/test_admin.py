@@ -223,6 +223,7 @@ def is_silent(house: House) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_it_answers_within_100_ms_while_500_streams_run_and_every_thread_is_busy(make_house: MakeHouse) -> None:
     limits = {"running_max_req_size": STREAMS, "max_total_token_num": 600_000}
     with make_house(fake={"step_delay": 0.1}, plugins=(f"{SLEEPER}",), settled=False, **limits) as house:

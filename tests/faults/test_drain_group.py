@@ -80,6 +80,7 @@ def test_signals_without_a_meaning_do_nothing(make_house: MakeHouse) -> None:  #
         assert house.server.stop() == 0
 
 
+@pytest.mark.slow
 def test_nobody_is_killed_for_time_that_stood_still_for_all(make_house: MakeHouse) -> None:  # row 60
     """A container that was paused, a virtual machine that was moved, a laptop that slept."""
     with make_house(watchdog_timeout=2, httpserver_workers=2) as house:

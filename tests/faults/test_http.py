@@ -179,6 +179,7 @@ def test_two_requests_at_once_and_away(house: House) -> None:  # row 9
     until(lambda: house.figures()["kv_live"] == 0, "both are freed")
 
 
+@pytest.mark.slow
 def test_five_hundred_slow_headers(common_house: House) -> None:  # row 10
     house = common_house
     with ExitStack() as stack:

@@ -336,6 +336,7 @@ def test_the_inner_sockets_bound_what_they_take(house: House, name: str) -> None
 # --- 59, at random ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_hang_nobody_and_leak_nothing() -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
     arguments = f"--kills 4 --streams 6 --seed 3 --patience {PATIENCE}"

@@ -151,6 +151,7 @@ class Started:
             self.stderr.close()
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_holds_nobody_up() -> None:
     server = Started("testserver", "--step_ms", "1", "--log_level", "DEBUG", "--drain_timeout", "2")
     fcntl.fcntl(server.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)

@@ -87,6 +87,7 @@ LATE = {
 """The log's words for a child of each module that hangs. On a busy machine others may be late beside it."""
 
 
+@pytest.mark.slow
 def test_who_hangs_while_it_starts_is_killed_and_replaced(tmp_path: Path) -> None:
     with hanging(tmp_path) as (server, flag, hurry):
         for module in (WORKER, TERMINATOR, ADMIN, FAKE_ENGINE):
@@ -213,6 +214,7 @@ def test_workers_that_are_killed_again_and_again_end_a_start(tmp_path: Path) -> 
         assert list(flags.iterdir())
 
 
+@pytest.mark.slow
 def test_who_cannot_be_started_now_is_started_later(tmp_path: Path) -> None:
     with hanging(tmp_path) as (server, _, _):
         pid = server.process.pid

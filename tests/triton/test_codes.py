@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ import triton
 from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo
 from llmcore.registry.resolve import candidates_for, resolve, why_not
 from llmcore_devtools import registry_of
-from llmcore_triton import tuned
 from llmcore_triton.specs import quantized as specs
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
@@ -35,23 +31,6 @@ def name(asked: OpContext) -> str:
 
 def spec(op: str, kernel: str) -> KernelSpec:
     return next(spec for spec in specs.eight_bit_kernels() if (spec.op, spec.name) == (op, kernel))
-
-
-@pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Writes what was measured for a context: kernel -> microseconds."""
-
-    def write(asked: OpContext, **times: float) -> None:
-        told = {"op": asked.op, "dtype": asked.dtype, "bucket": asked.bucket, "shape": dict(asked.shape), "config": {}}
-        entries = [{**told, "kernel": kernel, "us": us} for kernel, us in times.items()]
-        text = json.dumps({"gpu": H200.name, "capability": 90, "entries": entries})
-        (tmp_path / "h200.json").write_text(text, encoding="utf-8")
-        tuned._table.cache_clear()
-
-    monkeypatch.setattr(tuned, "_FOLDER", tmp_path)
-    tuned._table.cache_clear()
-    yield write
-    tuned._table.cache_clear()
 
 
 @pytest.mark.parametrize(("op", "codes"), [(ROWS, "i8"), (ROWS, "e4m3"), (GROUPS, "e4m3")])

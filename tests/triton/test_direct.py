@@ -5,9 +5,7 @@ Gluon does not run in Triton's interpreter, so results are checked on GPUs: `llm
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from llmcore.registry.loader import build_registry, select
 from llmcore.registry.resolve import candidates_for, resolve
 from llmcore_quantization.canonical import Scheme
 from llmcore_quantization.ops import shape_of
-from llmcore_triton import tuned
 from llmcore_triton.quantized import direct, direct_kernel
 from llmcore_triton.quantized.packing import Packing
 
@@ -36,27 +33,6 @@ def context(scheme: Scheme, inputs: int, outputs: int, gated: bool = False, buck
     shape = shape_of(scheme, inputs, outputs * (1 + gated), False, "silu_and_mul" if gated else None)
     where = {"device": H200, "dtype": "bf16", **more}
     return OpContext(op=op, bucket=bucket, shape=shape, **where)
-
-
-@pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Writes that some kernels were measured in a context: (context, kernel=microseconds, ...)."""
-
-    def write(asked: OpContext, **times: float) -> None:
-        shape = {name: value for name, value in asked.shape.items() if value not in (None, False)}
-        entries = [
-            {"op": asked.op, "dtype": "bf16", "bucket": asked.bucket, "shape": shape, "config": {}}
-            | {"kernel": kernel, "us": us}
-            for kernel, us in times.items()
-        ]
-        text = json.dumps({"gpu": H200.name, "capability": 90, "entries": entries})
-        (tmp_path / "h200.json").write_text(text, encoding="utf-8")
-        tuned._table.cache_clear()
-
-    monkeypatch.setattr(tuned, "_FOLDER", tmp_path)
-    tuned._table.cache_clear()
-    yield write
-    tuned._table.cache_clear()
 
 
 def chosen(asked: OpContext) -> tuple[str, str]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.config import Config
 from llmcore.registry.loader import build_registry, select
 from llmcore.registry.resolve import candidates_for, resolve
-from llmcore_triton import tuned
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
 REGISTRY = build_registry(Config(discovered=select(None).plugins))
@@ -33,35 +29,14 @@ def chosen(asked: OpContext) -> tuple[str, str]:
     return found.chosen.name, found.reasons.get("gemv", "")
 
 
-@pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Writes what was measured for contexts: ((context, kernel -> microseconds), ...)."""
-
-    def write(*given: tuple[OpContext, dict[str, float]]) -> None:
-        entries = [
-            {"op": asked.op, "dtype": "bf16", "bucket": asked.bucket, "shape": dict(asked.shape), "config": {}}
-            | {"kernel": kernel, "us": us}
-            for asked, times in given
-            for kernel, us in times.items()
-        ]
-        text = json.dumps({"gpu": H200.name, "capability": 90, "entries": entries})
-        (tmp_path / "h200.json").write_text(text, encoding="utf-8")
-        tuned._table.cache_clear()
-
-    monkeypatch.setattr(tuned, "_FOLDER", tmp_path)
-    tuned._table.cache_clear()
-    yield write
-    tuned._table.cache_clear()
-
-
 @pytest.mark.parametrize("codes", ["i8", "e4m3"])
 @pytest.mark.parametrize("op", [ROWS, GROUPS])
 def test_the_least_time_wins(op: str, codes: str, measured: Any) -> None:
     asked = context(op, codes=codes)
     assert chosen(asked) == ("small_rows", "nobody has measured it here")
-    measured((asked, {"gemv": 6.0, "small_rows": 7.0}))
+    measured(asked, gemv=6.0, small_rows=7.0)
     assert chosen(asked)[0] == "gemv"
-    measured((asked, {"gemv": 8.0, "small_rows": 7.0}))
+    measured(asked, gemv=8.0, small_rows=7.0)
     assert chosen(asked)[0] == "small_rows"
     assert chosen(replace(asked, bucket=1))[0] == "small_rows"
 

@@ -18,12 +18,13 @@ these 99th percentiles of seconds to the first token, in this order:
 - plain: 0.133, 0.133, 0.134, 0.144, 0.148, 0.156
 """
 
-SCARCE = 8.0
+SCARCE = 16.0
 """The weight of a prompt's uncached share, beside the least time for which prompts wait anywhere. While prompts wait
 everywhere, others wait longer for all that is computed again.
 
 `benchmarks/fleet.py --traces turns --replicas 2 --requests 1200 --senders 8 --scarce 0 2 4 8 16` gives these shares of
-prompt tokens that caches had: 66.1, 73.6, 74.4, 74.1 and 74.2 %. One replica with half of the requests has 75.5 %.
+prompt tokens that caches had: 66.1, 73.6, 74.4, 74.1 and 74.2 %. One replica with half of the requests has 75.5 %. Two
+engines on H200s had 56.1, 65.9 and 67.4 % with 0, 8 and 16, and one had 69.9 % (`benchmarks/replicas.py`).
 """
 
 FEW = 64

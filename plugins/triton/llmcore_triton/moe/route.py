@@ -207,49 +207,22 @@ def _select(  # type: ignore[no-untyped-def]
     choice = tl.where(real[None, :] & (choice == choice), choice, float("-inf"))
     if GROUPS > 1:
         choice = _in_groups(choice, ROWS, GROUPS_PADDED, PADDED, TOP_GROUPS, TOP2)
-    if ROWS == 1:
-        _write_ranked(tl.ravel(choice), tl.ravel(scores), columns, experts, real, weights, chosen,
-                      TOP_K, NORMALIZE, SCALE)  # fmt: skip
-    else:
-        places = tl.arange(0, TOP_PADDED)[None, :]
-        best = tl.zeros([ROWS, TOP_PADDED], dtype=tl.int32)
-        taken = tl.zeros([ROWS, TOP_PADDED], dtype=tl.float32)
-        for k in tl.static_range(TOP_K):
-            column = tl.argmax(choice, axis=1)
-            hit = columns[None, :] == column[:, None]
-            score = tl.sum(tl.where(hit, scores, 0.0), axis=1)
-            best = tl.where(places == k, _row_of(column, GROUP_SIZE, PADDED)[:, None], best)
-            taken = tl.where(places == k, score[:, None], taken)
-            choice = tl.where(hit, float("-inf"), choice)
-        if NORMALIZE:
-            taken = taken / (tl.sum(taken, axis=1)[:, None] + 1e-20)
-        there = lines.to(tl.int64)[:, None] * TOP_K + places
-        keep = (lines < tokens)[:, None] & (places < TOP_K)
-        tl.store(weights + there, taken * SCALE, mask=keep)
-        tl.store(chosen + there, best, mask=keep)
-
-
-@triton.jit
-def _write_ranked(  # type: ignore[no-untyped-def]
-    choice, scores, columns, experts, real, weights, chosen,
-    TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr,
-):  # fmt: skip
-    """Writes choices and weights of the only token.
-
-    An expert's place is the number of better ones, and of those before it that are as good. All pairs are compared,
-    and nothing waits for the place before.
-    """
-    # columns without an expert come last
-    order = tl.where(real, columns, columns + choice.shape[0])
-    ahead = (choice[None, :] > choice[:, None]) | (
-        (choice[None, :] == choice[:, None]) & (order[None, :] < order[:, None])
-    )
-    place = tl.sum(ahead.to(tl.int32), axis=1)
-    keep = place < TOP_K
+    places = tl.arange(0, TOP_PADDED)[None, :]
+    best = tl.zeros([ROWS, TOP_PADDED], dtype=tl.int32)
+    taken = tl.zeros([ROWS, TOP_PADDED], dtype=tl.float32)
+    for k in tl.static_range(TOP_K):
+        column = tl.argmax(choice, axis=1)
+        hit = columns[None, :] == column[:, None]
+        score = tl.sum(tl.where(hit, scores, 0.0), axis=1)
+        best = tl.where(places == k, _row_of(column, GROUP_SIZE, PADDED)[:, None], best)
+        taken = tl.where(places == k, score[:, None], taken)
+        choice = tl.where(hit, float("-inf"), choice)
     if NORMALIZE:
-        scores = scores / (tl.sum(tl.where(keep, scores, 0.0), axis=0) + 1e-20)
-    tl.store(weights + place, scores * SCALE, mask=keep)
-    tl.store(chosen + place, experts, mask=keep)
+        taken = taken / (tl.sum(taken, axis=1)[:, None] + 1e-20)
+    there = lines.to(tl.int64)[:, None] * TOP_K + places
+    keep = (lines < tokens)[:, None] & (places < TOP_K)
+    tl.store(weights + there, taken * SCALE, mask=keep)
+    tl.store(chosen + there, best, mask=keep)
 
 
 @triton.jit(do_not_specialize=["tokens", "steps"])

@@ -1,7 +1,7 @@
-"""The GPU kernels of a mixture of experts for one token, in Gluon: weights in 4 and 8 bits as in direct_kernel.
+"""The GPU kernels of a mixture of experts for one token, in Gluon: weights as in direct_kernel.
 
-Tensor cores multiply, although seven of the eight columns of a product are not needed. Without them each weight takes
-about five instructions, which take longer than the weights' way from memory.
+Tensor cores multiply, although seven of the eight columns of a product are not needed. Without them each weight in 4
+bits takes about five instructions, and these take longer than its way from memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ def gate_up_of_choices(  # type: ignore[no-untyped-def]
     ROWS: gl.constexpr, CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr,
     SCALE: gl.constexpr, BLOCKS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """out [choices, outputs] = silu(gate) * up of the one token x [inputs], by the chosen experts. A program has ROWS
-    outputs of one choice. The other arguments are as in direct_kernel."""
+    """out [choices, outputs] = silu(gate) * up of the one token x [inputs], by the chosen experts.
+
+    A program has ROWS outputs of one choice. GROUP_SIZE: the inputs that share a scale, at most all of a row. Other
+    arguments are as in direct_kernel.
+    """
     tiles = gl.cdiv(outputs, ROWS)
     choice, first = gl.program_id(0) // tiles, gl.program_id(0) % tiles * ROWS
     wait(PDL)
@@ -38,13 +41,7 @@ def gate_up_of_choices(  # type: ignore[no-untyped-def]
     wait(PDL)
     acc, up = summed(x, columns_of(COLUMNS) * 0, words, scale, stack, None, held, first, outputs,
                      COLUMNS, ROWS, CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, True, BLOCKS, BLOCKS, AHEAD)  # fmt: skip
-    y, z = added(acc), added(up)
-    if GROUP_SIZE == 0:
-        lines = first + gl.arange(0, ROWS, gl.SliceLayout(1, y.type.layout))
-        place, inside = scale + stack * (2 * outputs) + lines, lines < outputs
-        y *= gl.load(place, mask=inside, other=0.0)[:, None]
-        z *= gl.load(place + outputs, mask=inside, other=0.0)[:, None]
-    _store(out + choice * outputs, _silu_and_mul(y, z), first, outputs)
+    _store(out + choice * outputs, _silu_and_mul(added(acc), added(up)), first, outputs)
 
 
 @gluon.jit
@@ -59,7 +56,7 @@ def down_of_choices(  # type: ignore[no-untyped-def]
 
     A program has ROWS outputs. Its warps take the TOTAL blocks of all choices by turns. It loads the first words
     before `wait`. This is right only behind `gate_up_of_choices`, which releases this one after its own `wait`, so the
-    kernel before it has written `chosen` and `shares`. GROUP_SIZE: the inputs that share a scale; never 0.
+    kernel before it has written `chosen` and `shares`.
     """
     first = gl.program_id(0) * ROWS
     stack = chosen

@@ -332,15 +332,15 @@ def expert_kernels() -> Iterable[KernelSpec]:
             cost=COST,
             summary="three launches for one token, four for up to 16, nothing sorted",
         )
-        yield KernelSpec(
-            op=f"moe.fused.w{bits}a16",
-            name="direct",
-            make="llmcore_triton.quantized.direct_experts:make",
-            when=replace(ONE, dtypes=_HALVES),
-            refuses=_no_direct_experts,
-            cost=COST,
-            summary="one token, words go from memory to the registers of products",
-        )
+    yield KernelSpec(
+        op="moe.fused.w4a16",
+        name="direct",
+        make="llmcore_triton.quantized.direct_experts:make",
+        when=replace(ONE, dtypes=_HALVES),
+        refuses=_no_direct_experts,
+        cost=COST,
+        summary="one token, words go from memory to the registers of products",
+    )
 
 
 _made_for = made_for(EXPERTS, normed=False)

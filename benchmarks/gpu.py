@@ -3,10 +3,11 @@
     python benchmarks/gpu.py [--rows decode_1 chat ...] [--json FILE] [--set disable_cudagraph=true]
 
 Weights are random, from a config.json alone; nothing is downloaded. The prefix cache is off, and prompts are new in
-every run. The script prints the start-up summary, every row when it is measured, and the whole table last. Other
-engines' figures are those of peers.json, which has some for lists of modes (`--set mode=fp8w8a8`). Some of its marks
-are shares of another run, such as one without modes: `--beside FILE` names its `--json`. Rows of a dense model in bf16
-on H200s stand beside the model of cost (cost.py).
+every run. A decode row begins when its steps are captured, as those of a server that has served such requests for a
+while. If a step of a measured run was launched all the same, a line says so. The script prints the start-up summary,
+every row when it is measured, and the whole table last. Other engines' figures are those of peers.json, which has some
+for lists of modes (`--set mode=fp8w8a8`). Some of its marks are shares of another run, such as one without modes:
+`--beside FILE` names its `--json`. Rows of a dense model in bf16 on H200s stand beside the model of cost (cost.py).
 
 `start_cold` and `start_warm` start the engine in two further processes first, the first of them without compiled
 kernels. Both count from the start of the process. `--shrink 100` divides batches and lengths, to try the script itself
@@ -74,7 +75,8 @@ class Bench:
 
         Attention divides contexts among programs. The number of programs belongs to a graph, and depends on the
         contexts and on how many rows of a size are padding. So each size is captured with the most and the least, and
-        then the steps in which prompts come beside answers."""
+        then the steps in which prompts come beside answers.
+        """
         answer, sizes = 2 * CAPTURED_AT, {padded(count) for count in range(1, rows + 1)}
         for count in sorted({min(size, rows) for size in sizes} | {size + 1 for size in sizes if size < rows}):
             self.engine.run([(max(length - answer, 1), answer)], choices=count)

@@ -24,7 +24,7 @@ Asked = SimpleNamespace
 
 
 @click.command("kernels")
-@click.argument("op", required=False)
+@click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("--explain", is_flag=True, help="Which kernel every op gets, and why not the others.")
 @click.option("--check", is_flag=True, help="Run every kernel that fits here, and compare it with its reference.")
 @click.option("--bench", is_flag=True, help="Time every kernel that fits here, beside its alternatives.")
@@ -43,7 +43,7 @@ Asked = SimpleNamespace
 def command(ctx: click.Context, /, **given: Any) -> None:
     """List kernels, explain which one is chosen, check and time them.
 
-    OP: only those of one op. Without --model no shapes are known: a kernel made for certain ones shows which.
+    OP: only those of these ops. Without --model no shapes are known: a kernel made for certain ones shows which.
     """
     asked = Asked(**given)
     if sum((asked.check, asked.bench, asked.explain)) > 1:
@@ -52,16 +52,16 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         raise click.UsageError("--jobs and --seed are for --check")
     registry = registry_for(asked.plugins)
     show_failures(registry)
-    if asked.op is not None:
-        registry.find(OpSpec, asked.op)
+    for op in asked.ops:
+        registry.find(OpSpec, op)
     if asked.bench or asked.check:
         loaded(ctx, f"kernels --{'bench' if asked.bench else 'check'}")(asked, registry)
     elif asked.explain or asked.model is not None:
-        rows = [row for row in _choices(asked, registry) if asked.op in (None, row["op"])]
+        rows = [row for row in _choices(asked, registry) if not asked.ops or row["op"] in asked.ops]
         lines = [(_what(row), row["tokens"], row["chosen"] or "none", row["plugin"] or "", _why(row)) for row in rows]
         show_rows(rows, asked.as_json, ("OP", "TOKENS", "CHOSEN", "FROM", "WHY"), lines)
     else:
-        ops = [asked.op] if asked.op else sorted(spec.name for spec, _ in registry.specs(OpSpec))
+        ops = asked.ops or sorted(spec.name for spec, _ in registry.specs(OpSpec))
         rows = [row for op in ops for row in _kernels(registry, op)]
         lines = [(row["op"], row["name"], row["dist"], str(row["priority"]), row["requires"]) for row in rows]
         show_rows(rows, asked.as_json, ("OP", "KERNEL", "FROM", "PRIORITY", "REQUIRES"), lines)

@@ -34,6 +34,7 @@ def test_kernels_lists_every_op_with_its_reference() -> None:
     assert [row["priority"] for row in found] == sorted((row["priority"] for row in found), reverse=True)
     assert found[-1]["name"] == "torch" and found[-1]["priority"] == 0
     assert {row["op"] for row in rows("kernels")} > {"linear", "rms_norm"}
+    assert {row["op"] for row in rows("kernels", "linear", "rms_norm")} == {"linear", "rms_norm"}
     assert "there is no op 'liner'" in str(run("kernels", "liner").exception)
 
 
@@ -42,6 +43,8 @@ def test_kernels_explain_for_a_device_that_is_not_here() -> None:
     (here,) = rows("kernels", "rms_norm", "--explain", "--dtype", "fp32", "--plugins", code)
     assert (here["chosen"], here["plugin"], here["tokens"]) == ("written-out", "register_kernels", "any")
     assert here["others"]["torch"] == "priority 0 < 40"
+    both = rows("kernels", "rms_norm", "linear", "--explain", "--dtype", "fp32", "--plugins", code)
+    assert {row["op"] for row in both} == {"linear", "rms_norm"}
     (there,) = rows("kernels", "rms_norm", "--explain", "--dtype", "fp32", "--plugins", code, "--device", "sm90")
     assert there["chosen"] == "torch"
     assert there["others"]["written-out"] == "needs device cpu, has cuda"

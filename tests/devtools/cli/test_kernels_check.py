@@ -285,6 +285,13 @@ def test_several_processes_share_the_work(tmp_path: Path) -> None:
     assert result.exit_code == 1 and {row["failed"] for row in rows.values()} == {5 * SHAPES}
 
 
+def test_several_ops(tmp_path: Path) -> None:
+    """In several processes, too."""
+    given = ["--check", "--json", "--device", "cpu", "--dtype", "fp32", "--jobs", "2"]
+    found = json.loads(CliRunner().invoke(command, ["linear", "silu_and_mul", *given]).stdout)
+    assert {row["op"] for row in found} == {"linear", "silu_and_mul"}
+
+
 def test_an_op_that_does_not_exist(tmp_path: Path) -> None:
     assert "there is no op 'rmsnorm'" in str(CliRunner().invoke(command, ["rmsnorm", "--check"]).exception)
 

@@ -80,7 +80,7 @@ def _units(asked: Asked, registry: Registry, device: Device) -> list[Unit]:
 
     pins = apply_modes(asked.mode, registry, device.info, asked.kernel).kernels
     dtypes = (data_type(asked.dtype),) if asked.dtype else DTYPES
-    return units(registry, asked.op, pins, dtypes, asked.deterministic)
+    return units(registry, asked.ops, pins, dtypes, asked.deterministic)
 
 
 def _rows(asked: Asked, registry: Registry, device: Device, seed: int, todo: Iterable[Unit]) -> Iterator[Row]:
@@ -131,7 +131,7 @@ def _spread(asked: Asked, seed: int, jobs: int, count: int) -> Iterator[Row]:
     options = [f"--{name}={value}" for name, values in given for value in values]
     options += ["--deterministic"] * asked.deterministic
     command = [sys.executable, "-m", "llmcore.cli", "kernels", "--check", "--worker", f"--seed={seed}", *options]
-    command += [asked.op] if asked.op else []
+    command += asked.ops
     todo = iter(range(count))
     children: list[subprocess.Popen[str]] = []
     done: queue.Queue[Row | ConfigError] = queue.Queue()
@@ -220,7 +220,7 @@ def bench(asked: Asked, registry: Registry) -> None:
     shapes = asked_shapes(asked, registry, device)
     rows: list[BenchRow] = []
     for spec, _ in sorted(registry.specs(OpSpec), key=lambda pair: pair[0].name):
-        if asked.op in (None, spec.name) and (asked.model is None or spec.name in shapes):
+        if (not asked.ops or spec.name in asked.ops) and (asked.model is None or spec.name in shapes):
             for row in run.rows(spec.name, _wanted(asked, spec, shapes.get(spec.name, ()))):
                 rows.append(row)
                 took = row.failure if row.us is None else f"{row.us:,.1f} us"
@@ -240,7 +240,7 @@ def _wanted(asked: Asked, spec: OpSpec, known: Sequence[Shape]) -> Sequence[Shap
     module = importlib.import_module(spec.module)
     small = sorted(real_shapes(spec.name), key=lambda shape: module.cost({**shape, "tokens": 1})[0])[:SMALL]
     shapes = known or getattr(module, "SHAPES", ()) or small or ({},)
-    return shapes if asked.op or asked.model else shapes[:SHAPES_EACH]
+    return shapes if asked.ops or asked.model else shapes[:SHAPES_EACH]
 
 
 def _heading(device: Device, best: Ceilings) -> str:

@@ -71,15 +71,15 @@ class Unit(NamedTuple):
 
 
 def units(
-    registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: Collection[DType], deterministic: bool
+    registry: Registry, ops: Collection[str], pins: Mapping[str, str], dtypes: Collection[DType], deterministic: bool
 ) -> list[Unit]:
-    """The units to check: of `op` or of all ops, the pinned kernel or all except the reference.
+    """The units to check: of `ops`, or of all if it is empty, the pinned kernel or all except the reference.
 
     A composite without a kernel that may run has one as well, its parts.
     """
     found = []
     for spec, plugin in registry.specs(OpSpec):
-        if op not in (None, spec.name) or (pins and op is None and spec.name not in pins):
+        if spec.name not in (ops or pins or (spec.name,)):
             continue
         wanted = []
         for candidate in candidates_for(registry, spec.name):

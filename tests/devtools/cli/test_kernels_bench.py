@@ -30,7 +30,7 @@ def register_kernels():
 
 def slow(context):
     def run(x, weight, eps):
-        time.sleep(0.02)  # longer than a busy machine keeps another kernel waiting
+        time.sleep(0.002)
         return x
     return run
 
@@ -85,7 +85,7 @@ def test_a_slow_kernel_stands_behind_its_alternatives_and_a_broken_one_is_named(
     for row in found["rows"]:
         calls.setdefault((str(row["shape"]), row["tokens"] or -1), {})[row["kernel"]] = row
     timed = [call for call in calls.values() if "slow" in call]
-    assert timed and all(call["slow"]["us"] >= max(20_000, call["torch"]["us"]) for call in timed)
+    assert timed and all(call["slow"]["us"] >= max(2000, call["torch"]["us"]) for call in timed)
     assert all(call["slow"]["roofline"] < call["torch"]["roofline"] for call in timed)
     assert all(call["slow"]["chosen"] and not call["torch"]["chosen"] for call in timed)
     assert {row["failure"] for row in found["rows"] if row["kernel"] == "broken"} == {"RuntimeError: no room"}

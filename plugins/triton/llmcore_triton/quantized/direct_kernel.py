@@ -231,7 +231,7 @@ def _loaded(  # type: ignore[no-untyped-def]
     share = gl.to_tensor(1.0)
     if shares is not None:
         share = gl.load(shares + block // BLOCKS, cache_modifier=".cg")
-    if chosen is not None and GROUP_SIZE > 0:
+    if chosen is not None:
         expert, block = _choice(chosen, block, BLOCKS, TOTAL)
         row = row + expert * (BLOCKS * PARTS * WORDS // GROUP_SIZE * (1 + GATED) * outputs)
     for group in gl.static_range(GROUPS):

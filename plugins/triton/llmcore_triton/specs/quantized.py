@@ -283,7 +283,7 @@ def _refuses_weight_only(kernel: str) -> Callable[[OpContext], str | None]:
 
 
 def _no_parts(context: OpContext, inputs: object, group: object) -> str | None:
-    """Returns why kernels in Gluon cannot read packed rows of so many inputs, or None."""
+    """Returns why kernels in Gluon cannot read packed rows of `inputs` inputs in groups of `group`, or None."""
     if not isinstance(inputs, int) or not isinstance(group, int):
         return "is made for one shape, and none is known"
     block = _PART * (4 if context.shape["codes"] == "u4" else 2)
@@ -358,10 +358,11 @@ def _no_experts(context: OpContext) -> str | None:
 
 def _no_direct_experts(context: OpContext) -> str | None:
     """Why kernel direct does not support such experts, or is not known to be the fastest one, or None."""
-    group = int(context.shape.get("group") or 0)
-    for name in ("size", "inner"):
-        if (reason := _no_experts(context) or _no_parts(context, context.shape[name], group)) is not None:
-            return reason
-    if (reason := _no_gluon()) is None and tuned.find("direct", context) is None:
+    if (reason := _no_experts(context)) is not None:
+        return reason
+    group = int(context.shape["group"] or 0)
+    reason = _no_parts(context, context.shape["size"], group) or _no_parts(context, context.shape["inner"], group)
+    reason = reason or _no_gluon()
+    if reason is None and tuned.find("direct", context) is None:
         return "nobody has measured it here"
     return reason

@@ -27,7 +27,7 @@ SERVERS := tests/server tests/route tests/hub tests/families/test_two_ranks.py
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
 .PHONY: serve test setup lint type single-core test-unit test-engine test-interpreter test-servers test-docs test-wheels \
-	ranks compiled faults slow clients node-clients dashboard-shot mutants docs clean
+	ranks compiled faults slow idle clients node-clients dashboard-shot mutants docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -98,6 +98,11 @@ faults: setup
 # Servers under load, and limits that take long to pass; not part of `make test`.
 slow: setup
 	@$(TIMED) slow $(PYTEST) $(WAITING) --dist worksteal -m slow tests/faults tests/server
+
+# The faults one after the other, on a machine that does nothing else: answers take no longer than users are promised.
+# Not part of `make test`, which allows ten times as much.
+idle: setup
+	@$(TIMED) idle $(PYTEST) --idle tests/faults
 
 test-docs: setup
 	@$(TIMED) docs $(PYTEST) tests/test_docs.py

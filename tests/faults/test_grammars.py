@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from conftest import MakeHouse
-from harness import House, expected
+from harness import House, allowed, expected
 
-REFUSED_SECONDS = 10.0
-"""A second is promised on an idle machine: compiling is given up after 0.8 s of a processor, or 5 s of a busy one."""
+REFUSED_SECONDS = 1.2
+"""On an idle machine. Compiling is given up after 0.8 s of a processor, or 5 s of a busy one."""
 SCHEMAS = 300
 """More than the plugin keeps."""
 
@@ -81,10 +81,10 @@ FINE = {"nested", "counted", "counted twice", "doubled", "many choices"}
 
 @pytest.mark.parametrize("name", REGEXES)
 def test_row_36_regular_expressions(house: House, name: str) -> None:
-    with house.neighbour(gap=0.5):
+    with house.neighbour(gap=allowed(0.5)):
         status, answer, seconds = ask(house, guided_regex=REGEXES[name])
     assert status == 400 or (status == 200 and name in FINE), answer
-    assert seconds < REFUSED_SECONDS
+    assert seconds < allowed(REFUSED_SECONDS)
     if status == 400:
         assert answer["error"]["param"] == "guided_regex"
         assert len(answer["error"]["message"]) < 600
@@ -96,7 +96,7 @@ def test_row_36_a_limit_in_the_middle_of_an_answer(house: House) -> None:
     many = " | ".join(f'"y{i}z" "q"' for i in range(2500))
     (b,) = json.loads(house.post("/tokenize", {"prompt": "b", "add_special_tokens": False})[2])["tokens"]
     grammar = {"guided_grammar": f'start: "a" | "b" x | "c"\nx: {many}', "logit_bias": {str(b): 100}}
-    with house.neighbour(gap=0.5):
+    with house.neighbour(gap=allowed(0.5)):
         status, answer = ask_on(house, **grammar)
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "guided_grammar", "invalid_value")
     assert "fewer alternatives" in answer["error"]["message"]
@@ -135,10 +135,10 @@ SCHEMES: dict[str, tuple[Any, set[int]]] = {
 @pytest.mark.parametrize("name", SCHEMES)
 def test_row_37_schemas(house: House, name: str) -> None:
     schema, statuses = SCHEMES[name]
-    with house.neighbour(gap=0.5):
+    with house.neighbour(gap=allowed(0.5)):
         status, answer, seconds = ask(house, guided_json=schema)
     assert status in statuses, answer
-    assert seconds < (REFUSED_SECONDS if status == 400 else 20.0)
+    assert seconds < allowed(REFUSED_SECONDS if status == 400 else 2.0)
     assert "/etc/passwd" not in json.dumps(answer) or name == "a file"
     fits(house)
 
@@ -146,7 +146,7 @@ def test_row_37_schemas(house: House, name: str) -> None:
 def test_row_38_recursive_grammars(house: House) -> None:
     for grammar in ("start: start", "start: a\na: b\nb: a", 'root ::= root "a"', "start: a", "%%"):
         status, answer, seconds = ask(house, guided_grammar=grammar)
-        assert status == 400 and seconds < REFUSED_SECONDS, (grammar, answer)
+        assert status == 400 and seconds < allowed(REFUSED_SECONDS), (grammar, answer)
     status, answer, _ = ask(house, guided_grammar='root ::= root "a" | "b"')
     assert status in (200, 400), answer
     fits(house)
@@ -196,7 +196,7 @@ def test_row_38_grammars_without_end_keep_nobody_waiting(house: House) -> None:
         while not over.is_set():
             statuses.append(ask(house, guided_grammar=chained(next(numbers)), max_tokens=2)[0])
 
-    with ThreadPoolExecutor(5) as pool, house.neighbour(gap=0.5):
+    with ThreadPoolExecutor(5) as pool, house.neighbour(gap=allowed(0.5)):
         attacks = [pool.submit(attack) for _ in range(5)]
         try:
             for i in range(8):

@@ -17,7 +17,7 @@ def test_a_quiet_neighbour(house: House) -> None:
 
 
 def test_a_stalled_neighbour_is_noticed(house: House) -> None:
-    with pytest.raises(AssertionError, match="p99"), house.neighbour(events=20, lenient=False) as neighbour:
+    with pytest.raises(AssertionError, match="p99"), house.neighbour(events=20, gap=GAP_SECONDS) as neighbour:
 
         def stalled() -> bool:
             status, _, answer = house.post("/v1/completions", {"prompt": fault("slow"), "max_tokens": 1})

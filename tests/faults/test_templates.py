@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeHouse
-from harness import WORKER, House, percentile, until
+from harness import WORKER, House, allowed, percentile, until
 from llmcore.api.child_pool import MOST_IDLE
 
 ATTACKS = {
@@ -25,8 +25,6 @@ ATTACKS = {
     "sort": "{{ (['b' ~ said, 'a'] * 2000000) | sort | length }}",
 }
 """Each needs the message: Jinja computes what is constant when it compiles a template, and the start would fail."""
-
-GAP_SECONDS = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def ask(house: House, text: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize("word", ATTACKS)
 def test_an_attack_fails_alone(house: House, word: str) -> None:
     pid, cpu = house.processes(), house.worker_cpu()
-    with house.neighbour(gap=GAP_SECONDS):
+    with house.neighbour():
         status, body = ask(house, word)
     assert (status, body["error"]["param"]) == (400, "messages")
     assert body["error"]["message"].startswith("--chat_template was stopped: for these messages it takes more than")
@@ -61,7 +59,7 @@ def test_many_at_once_leave_the_others_their_turns(house: House) -> None:
     statuses: list[int] = []
     threads = [threading.Thread(target=lambda: statuses.append(ask(house, "loop")[0])) for _ in range(4)]
     late: list[float] = []
-    with house.neighbour(gap=GAP_SECONDS):
+    with house.neighbour():
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -72,7 +70,7 @@ def test_many_at_once_leave_the_others_their_turns(house: House) -> None:
         for thread in threads:
             thread.join()
     assert statuses == [400] * 4
-    assert percentile(late, 0.5) < 1.0, late
+    assert percentile(late, 0.5) < allowed(0.1), late
 
 
 def renderers(house: House) -> list[Path]:

@@ -114,7 +114,11 @@ def test_it_registers_again_at_a_proxy_that_no_longer_knows_it(
         assert proxy.got[-1][0] == "/nodes/remove" and caplog.text.count("cannot register") == 1
 
 
-def test_a_proxy_that_is_not_there_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_proxy_that_is_not_there_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registration, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(registration, "FAREWELL_SECONDS", 60.0)
     with proxying((200, "")) as proxy:
         pass
     server = Registered(Registration(proxy_url=proxy.url), "127.0.0.1")
@@ -122,7 +126,7 @@ def test_a_proxy_that_is_not_there_holds_nothing_up(caplog: pytest.LogCaptureFix
     until(lambda: "cannot register" in caplog.text)
     began = time.monotonic()
     server.end()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 30.0
     Registered(Registration(), "127.0.0.1").end()
 
 

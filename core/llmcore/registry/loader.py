@@ -253,8 +253,7 @@ def load(target: ImportString) -> Any:
 
 def made(registry: Registry, kind: type[Made], name: str, *arguments: Any) -> Any:
     """The result of `make` of the contribution called `name`. Raises PluginError with its plugin if `make` raises."""
-    spec = registry.find(kind, name)
-    plugin = next(plugin for other, plugin in registry.specs(kind) if other is spec)
+    spec, plugin = registry.owned(kind, name)
     try:
         return load(spec.make)(*arguments)
     except BaseException as error:

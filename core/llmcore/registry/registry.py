@@ -128,7 +128,7 @@ class Registry:
         self.offered = tuple(plugins)
         self.order = tuple(order)
         """Plugins that the user named, in order of preference."""
-        self._specs: dict[type[Spec], list[tuple[Spec, PluginInfo]]] = {}
+        self._specs: dict[type[Spec], dict[tuple[str, ...], tuple[Spec, PluginInfo]]] = {}
         self._told: set[tuple[str, str]] = set()
         self.manager = pluggy.PluginManager("llmcore")
         self.manager.add_hookspecs(hookspecs)
@@ -146,7 +146,8 @@ class Registry:
                 self.manager.register(module, name=info.name)
                 self._check_names(info)
                 _check_marks(module)
-                for hook in CONTRIBUTIONS:
+                implemented = {caller.name for caller in self.manager.get_hookcallers(module) or ()}
+                for hook in filter(implemented.__contains__, CONTRIBUTIONS):
                     stage = hook
                     taken += self._contributions(hook, info)
         except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own failure
@@ -195,16 +196,16 @@ class Registry:
 
     def take(self, spec: Spec, info: PluginInfo) -> None:
         """Keep one contribution of a plugin. A second one with its name is a fatal Failure."""
-        kept = self._specs.setdefault(type(spec), [])
-        for other, owner in kept:
-            if _identity(other) == _identity(spec):
-                clash = f"{KIND_NAMES[type(spec)]} {spec.name!r} is also registered by plugin {owner.name!r}"
-                fix = f"leave one out: --plugins=-{info.name} or --plugins=-{owner.name}"
-                if owner == info:
-                    fix = f"rename one, or {fix_for(info, PluginError()).partition(', or ')[2]}"
-                self.failures.append(Failure(info, "registration", clash, fix, fatal=True))
-                return
-        kept.append((spec, info))
+        kept, key = self._specs.setdefault(type(spec), {}), _identity(spec)
+        if key not in kept:
+            kept[key] = spec, info
+            return
+        _, owner = kept[key]
+        clash = f"{KIND_NAMES[type(spec)]} {spec.name!r} is also registered by plugin {owner.name!r}"
+        fix = f"leave one out: --plugins=-{info.name} or --plugins=-{owner.name}"
+        if owner == info:
+            fix = f"rename one, or {fix_for(info, PluginError()).partition(', or ')[2]}"
+        self.failures.append(Failure(info, "registration", clash, fix, fatal=True))
 
     def caller(self, hook: str, plugin: str) -> pluggy.HookCaller:
         """The hook as one plugin implements it. If the plugin does not implement it, a call returns []."""
@@ -216,7 +217,7 @@ class Registry:
 
     def specs(self, kind: type[S]) -> list[tuple[S, PluginInfo]]:
         """Every contribution of one kind with its plugin: by plugin, in the order in which the plugin gave them."""
-        return cast("list[tuple[S, PluginInfo]]", list(self._specs.get(kind, ())))
+        return cast("list[tuple[S, PluginInfo]]", list(self._specs.get(kind, {}).values()))
 
     def implementers(self, hook: str) -> list[PluginInfo]:
         """The plugins that implement a hook, by name."""
@@ -224,16 +225,25 @@ class Registry:
         return [info for info in self.plugins if info.name in names]
 
     def find(self, kind: type[S], name: str) -> S:
-        """The contribution called `name`. Raises ConfigError that names the package that has it, or the known ones."""
-        found = {spec.name: spec for spec, _ in self.specs(kind)}
-        if name in found:
-            return found[name]
+        """The contribution called `name`, as `owned`."""
+        return self.owned(kind, name)[0]
+
+    def owned(self, kind: type[S], name: str) -> tuple[S, PluginInfo]:
+        """The contribution of one kind called `name`, with its plugin.
+
+        Raises ConfigError that names the package that has it, or the known ones.
+        """
+        pairs = self.specs(kind)
+        for pair in pairs:
+            if pair[0].name == name:
+                return pair
         what = KIND_NAMES[kind]
         why = "".join(f"; plugin {d.plugin.name!r} has one, {d.reason}" for d in self.declined if d.spec.name == name)
         if dist := known_plugins().get(name):
             raise ConfigError(f"there is no {what} {name!r}{why}; {dist}, which is not active, brings it")
-        exist = ", ".join(sorted(found)) or "none"
-        raise ConfigError(f"there is no {what} {name!r}{why}; known: {exist}.{did_you_mean(name, found)}")
+        known = sorted(spec.name for spec, _ in pairs)
+        exist = ", ".join(known) or "none"
+        raise ConfigError(f"there is no {what} {name!r}{why}; known: {exist}.{did_you_mean(name, known)}")
 
     def model_for(self, architectures: Sequence[str]) -> ModelSpec:
         """The family of the first known name in a checkpoint's `architectures`. Raises ConfigError."""
@@ -260,7 +270,7 @@ class Registry:
 
     def fingerprint(self) -> str:
         """A digest of the plugins and their contributions. Processes that run the same steps must have equal ones."""
-        specs = {kind.__name__: pairs for kind, pairs in self._specs.items()}
+        specs = {kind.__name__: self.specs(kind) for kind in self._specs}
         text = json.dumps({"plugins": self.plugins, "specs": specs}, sort_keys=True, default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

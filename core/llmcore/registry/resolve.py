@@ -44,8 +44,7 @@ class Resolution:
 
 def candidates_for(registry: Registry, op: str) -> list[Candidate]:
     """Every kernel for `op` with its plugin, the torch reference included. Raises ConfigError for an unknown op."""
-    spec = registry.find(OpSpec, op)
-    owner = next(plugin for other, plugin in registry.specs(OpSpec) if other is spec)
+    spec, owner = registry.owned(OpSpec, op)
     reference = KernelSpec(
         name=REFERENCE,
         op=op,

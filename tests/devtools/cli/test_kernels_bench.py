@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -85,15 +86,19 @@ def test_a_slow_kernel_stands_behind_its_alternatives_and_a_broken_one_is_named(
     for row in found["rows"]:
         calls.setdefault((str(row["shape"]), row["tokens"] or -1), {})[row["kernel"]] = row
     timed = [call for call in calls.values() if "slow" in call]
-    assert timed and all(call["slow"]["us"] >= max(2000, call["torch"]["us"]) for call in timed)
-    assert all(call["slow"]["roofline"] < call["torch"]["roofline"] for call in timed)
+    # a busy machine may hold up a call of either
+    assert all(call["slow"]["us"] >= 2000 for call in timed) and median(call["torch"]["us"] for call in timed) < 2000
+    for call in timed:
+        floor, same = (call[kernel]["roofline"] * call[kernel]["us"] for kernel in ("slow", "torch"))
+        assert floor == pytest.approx(same)
     assert all(call["slow"]["chosen"] and not call["torch"]["chosen"] for call in timed)
     assert {row["failure"] for row in found["rows"] if row["kernel"] == "broken"} == {"RuntimeError: no room"}
     table = CliRunner().invoke(
         command, ["rms_norm", "--bench", "--dtype", "fp32", "--device", "cpu", "--plugins", str(file)]
     )
-    lines = [line for line in table.stdout.splitlines() if "size=40" in line]
-    assert [line.split()[3] for line in lines[:2]] == ["torch", "slow"], "the best first"
+    lines = [line.split() for line in table.stdout.splitlines() if "size=40" in line and "failed" not in line]
+    by_tokens = {tokens: [float(line[4].replace(",", "")) for line in lines if line[2] == tokens] for tokens in "14"}
+    assert all(len(times) == 2 and times == sorted(times) for times in by_tokens.values()), "the best first"
     assert "failed: RuntimeError: no room" in table.stdout and "GB/s copied" in table.stderr
 
 

@@ -56,7 +56,7 @@ def expected(prompt: Sequence[int], n_tokens: int) -> str:
 
 
 def allowed(seconds: float) -> float:
-    """Seconds that an answer may take here which takes `seconds` on an idle machine."""
+    """Returns the seconds that an answer may take here if it may take `seconds` on an idle machine."""
     return SLACK * seconds
 
 

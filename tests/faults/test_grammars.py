@@ -15,7 +15,7 @@ import pytest
 from conftest import MakeHouse
 from harness import House, allowed, expected
 
-REFUSED_SECONDS = 1.2
+REFUSED_SECONDS = 1.0
 """On an idle machine. Compiling is given up after 0.8 s of a processor, or 5 s of a busy one."""
 SCHEMAS = 300
 """More than the plugin keeps."""

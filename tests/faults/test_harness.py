@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import GAP_SECONDS, SECRET, House, expected, percentile, until
+from harness import GAP_SECONDS, SECRET, House, allowed, expected, percentile, until
 from llmcore_devtools import sockets
 from llmcore_devtools.faults import fault
 
@@ -14,6 +14,10 @@ def test_a_quiet_neighbour(house: House) -> None:
     with house.neighbour() as neighbour:
         assert house.text([1, 2, 3], 20) == expected([1, 2, 3], 20)
     assert len(neighbour.times) >= 100
+
+
+def test_an_idle_machine_has_no_slack(pytestconfig: pytest.Config) -> None:
+    assert allowed(0.5) == (0.5 if pytestconfig.getoption("--idle", default=False) else 5.0)
 
 
 def test_a_stalled_neighbour_is_noticed(house: House) -> None:

@@ -147,7 +147,7 @@ class Registry:
                 self._check_names(info)
                 _check_marks(module)
                 implemented = {caller.name for caller in self.manager.get_hookcallers(module) or ()}
-                for hook in filter(implemented.__contains__, CONTRIBUTIONS):
+                for hook in [name for name in CONTRIBUTIONS if name in implemented]:
                     stage = hook
                     taken += self._contributions(hook, info)
         except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own failure

@@ -32,7 +32,7 @@ def _fields(kind: type[Spec]) -> list[tuple[str, Any, Check]]:
 
 
 def _check(hint: Any) -> Check:
-    """Whether a value fits a type hint."""
+    """Returns a function that is true for values that fit a type hint."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return lambda value: value in arguments

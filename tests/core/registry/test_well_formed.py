@@ -39,6 +39,7 @@ FAMILY = {"read_config": "m:r", "build": "m:b", "weights": "m:w"}
             {"kind": "tool", "make": "m:m", "thought_tags": ("a",)},
             "OutputParserSpec.thought_tags",
         ),
+        (OutputParserSpec, {"kind": "tool", "make": "m:m", "thought_tags": ("a", 1)}, "OutputParserSpec.thought_tags"),
         (OptionSpec, {"type": "int"}, "OptionSpec.type is a str, needs type"),
         (DeviceSpec, {"make": None, "available": "m:a"}, "DeviceSpec.make is a NoneType, needs str"),
     ],

@@ -149,7 +149,7 @@ class Warpgroups(Packed):
         plan = self._plans[padded, turns] = Plan(
             programs,
             steps,
-            buffer(where, torch.float32, power_of_two(2 * programs * rows * padded if shared else 1)),
+            buffer(where, torch.float32, power_of_two(programs * rows * padded if shared else 1)),
             buffer(where, torch.int32, power_of_two(tiles if shared else 1)),
             padded,
             rows,

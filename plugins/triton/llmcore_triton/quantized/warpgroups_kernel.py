@@ -85,10 +85,11 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     w_full, w_free = _barriers(W_STAGES), _barriers(W_STAGES)
     fence_async_shared()
     tiles = gl.cdiv(outputs, ROWS // (1 + GATED)) * gl.cdiv(tokens, TOKENS)
-    first = gl.program_id(0) * steps
+    share = _share()
+    first = share * steps
     end = gl.minimum(first + steps, tiles * K_STEPS)
     if steps % K_STEPS == 0:
-        end = first + gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0)) * K_STEPS
+        end = first + gl.cdiv(tiles - share, gl.num_programs(0)) * K_STEPS
     gl.warp_specialize(
         [
             (_multiply, (xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs,
@@ -113,14 +114,23 @@ def _barriers(COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _share():  # type: ignore[no-untyped-def]
+    """Returns the number of this program's share of the steps.
+
+    A program waits for parts of later shares. GPUs begin programs in the order of their numbers, so those began before.
+    """
+    return gl.num_programs(0) - 1 - gl.program_id(0)
+
+
+@gluon.jit
 def _corner(  # type: ignore[no-untyped-def]
     tile, steps, tokens, outputs,
     TOKENS: gl.constexpr, COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """As linear_kernels.corner. `tile` is one of this program's: if whole, they are numbered one after another."""
     if steps % K_STEPS == 0:
-        mine = tile - gl.program_id(0) * (steps // K_STEPS)
-        tile = mine * gl.num_programs(0) + gl.program_id(0)
+        mine = tile - _share() * (steps // K_STEPS)
+        tile = mine * gl.num_programs(0) + _share()
     return tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
 
 
@@ -213,12 +223,13 @@ def _multiply(  # type: ignore[no-untyped-def]
     now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
     wait(PDL)
     release(PDL)
-    sums = gl.zeros([ROWS, TOKENS], gl.float32, MMA)
     w_stage, w_phase, x_stage, x_phase, before = 0, 0, 0, 0, 0
     # tiles have a loop of their own: if a branch of the loop over steps used the sums, ptxas would wait for all
     # products in every step
     for tile in range(first // K_STEPS, last + 1):
         begin = tile * K_STEPS
+        # new ones: the last tile's would keep their registers while this one is written
+        sums = gl.zeros([ROWS, TOKENS], gl.float32, MMA)
         k_first, k_end = gl.maximum(first - begin, 0), gl.minimum(end - begin, K_STEPS)
         for k in range(k_first, k_end):
             mbarrier.wait(w_full.index(w_stage), w_phase)
@@ -257,20 +268,16 @@ def _multiply(  # type: ignore[no-untyped-def]
         if GROUP_SIZE == 0:
             (whole,) = _marks(scale, column, 0, outputs, inputs, ROWS, 1, 1, 0, GATED, gl.SliceLayout(1, MMA))
             done = sums * whole[:, None]
-        if (first > begin) | (k_end < K_STEPS):
-            slot = 2 * gl.program_id(0) + (first < begin).to(gl.int32)
-            part = partials + slot.to(gl.int64) * (ROWS * TOKENS)
-            flat = _flat(done, ROWS, TOKENS)
-            gl.store(part + gl.arange(0, ROWS * TOKENS, flat.type.layout), flat)
+        # the program that begins a tile ends it with the parts of all others
+        if first > begin:
+            _hand_over(partials, arrivals, done, tile, ROWS, TOKENS)
         else:
+            if k_end < K_STEPS:
+                done = _joined(done, partials, arrivals, tile, steps, K_STEPS, ROWS, TOKENS)
             _store(out, bias, done, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
         row, column = _corner(gl.minimum(tile + 1, last), steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
         marks = _marks(scale, column, 0, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
         now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
-    # whole tiles have no parts
-    if steps % K_STEPS != 0:
-        _sum_parts(out, bias, partials, arrivals, first, end, tokens, outputs, steps,
-                   K_STEPS, ROWS, TOKENS, GATED, HAS_BIAS, GROUP)  # fmt: skip
 
 
 @gluon.jit
@@ -406,49 +413,51 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _sum_parts(  # type: ignore[no-untyped-def]
-    out, bias, partials, arrivals, first, end, tokens, outputs, steps,
-    K_STEPS: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr, GATED: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """As linear_kernels.arrive and sum_parts: the program that completes a tile adds its parts in their order."""
-    MMA: gl.constexpr = sums_of(TOKENS, gl.num_warps())
-    PAIR: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    # by two, because most tiles have two parts, which are then loaded at the same time if they fit into registers
-    TURNS: gl.constexpr = 2 if 2048 * gl.num_warps() >= ROWS * TOKENS else 1
-    which = gl.arange(0, 2, PAIR)
-    head, tail = first // K_STEPS, (end - 1) // K_STEPS
-    begin = gl.where(which == 0, head, tail) * K_STEPS
-    others = (begin + K_STEPS - 1) // steps - begin // steps
-    shared = (others > 0) & ((which == 1) | (head < tail))
+def _hand_over(partials, arrivals, sums, tile, ROWS: gl.constexpr, TOKENS: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Give this program's part of `tile` to the program that begins it."""
+    flat = _flat(sums, ROWS, TOKENS)
+    part = partials + _share().to(gl.int64) * (ROWS * TOKENS)
+    gl.store(part + gl.arange(0, ROWS * TOKENS, flat.type.layout), flat)
     # all threads write before one of them reports it
     gl.thread_barrier()
-    one = gl.full([2], 1, gl.int32, PAIR)
-    counters = arrivals + begin // K_STEPS
-    earlier = gl.atomic_add(counters, one, mask=shared, sem="acq_rel", scope="gpu")
-    complete = (shared & (earlier == others)).to(gl.int32)
-    for end in gl.static_range(2):
-        if gl.sum(gl.where(which == end, complete, 0), 0) > 0:
-            tile = tail if end else head
-            start = tile * K_STEPS
-            # reset the counter for the next launch
-            gl.store(arrivals + tile, 0)
-            acc = _flat(gl.zeros([ROWS, TOKENS], gl.float32, MMA), ROWS, TOKENS)
-            FLAT: gl.constexpr = acc.type.layout
-            past = (start + K_STEPS - 1) // steps + 1
-            for program in range(start // steps, past, TURNS):
-                for i in gl.static_range(TURNS):
-                    acc += _part(partials, program + i, past, start, steps, ROWS * TOKENS, FLAT)
-            row, column = _corner(tile, steps, tokens, outputs, TOKENS, ROWS // (1 + GATED), K_STEPS, GROUP)
-            _store(out, bias, _tile(acc, ROWS, TOKENS), row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
+    gl.atomic_add(arrivals + tile, 1, sem="release", scope="gpu")
 
 
 @gluon.jit
-def _part(  # type: ignore[no-untyped-def]
-    partials, program, past, start, steps, SIZE: gl.constexpr, LAYOUT: gl.constexpr
+def _joined(  # type: ignore[no-untyped-def]
+    sums, partials, arrivals, tile, steps, K_STEPS: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr
 ):
-    """Returns a program's part of the tile that begins with step `start`. It is 0 for programs from `past` on."""
-    slot = 2 * program + (program * steps < start).to(gl.int32)
-    places = partials + slot.to(gl.int64) * SIZE + gl.arange(0, SIZE, LAYOUT)
-    # bypass the L1 cache, which does not see other multiprocessors' writes
-    return gl.load(places, mask=program < past, other=0.0, cache_modifier=".cg")
+    """Returns this program's part of `tile`, plus the parts of all later shares, in their order."""
+    SIZE: gl.constexpr = ROWS * TOKENS
+    # as many loads at the same time as registers have room for: those of two parts, of one, or of half of one
+    TURNS: gl.constexpr = 2 if 1024 * gl.num_warps() >= SIZE else 1
+    others = (tile * K_STEPS + K_STEPS - 1) // steps - _share()
+    while gl.atomic_add(arrivals + tile, 0, sem="acquire", scope="gpu") < others:
+        pass
+    # all threads see the parts, and the counter is ready for the next launch
+    gl.thread_barrier()
+    gl.store(arrivals + tile, 0)
+    acc = _flat(sums, ROWS, TOKENS)
+    places = partials + (_share() + 1).to(gl.int64) * SIZE
+    for other in range(0, others, TURNS):
+        for i in gl.static_range(TURNS):
+            acc = _plus(acc, places + (other + i) * SIZE, other + i < others, 2048 * gl.num_warps())
+    return gl.convert_layout(_tile(acc, ROWS, TOKENS), sums.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _plus(acc, part, exists, MOST: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns acc plus the part of another program if it `exists`. MOST: the numbers to load at the same time."""
+    SIZE: gl.constexpr = acc.shape[0]
+    if SIZE > MOST:
+        first, second = gl.split(acc.reshape([2, SIZE // 2]).permute([1, 0]))
+        first = _plus(first, part, exists, MOST)
+        # no load passes this
+        gl.thread_barrier()
+        second = _plus(second, part + SIZE // 2, exists, MOST)
+        joined = gl.join(first, second).permute([1, 0]).reshape([SIZE])
+        acc = gl.convert_layout(joined, acc.type.layout, assert_trivial=True)
+    else:
+        # bypass the L1 cache, which does not see other multiprocessors' writes
+        acc += gl.load(part + gl.arange(0, SIZE, acc.type.layout), mask=exists, other=0.0, cache_modifier=".cg")
+    return acc

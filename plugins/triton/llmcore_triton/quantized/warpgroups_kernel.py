@@ -117,7 +117,8 @@ def _barriers(COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
 def _share():  # type: ignore[no-untyped-def]
     """Returns the number of this program's share of the steps.
 
-    A program waits for parts of later shares. GPUs begin programs in the order of their numbers, so those began before.
+    A program waits for parts of later shares. GPUs begin programs in the order of their numbers, so later shares began
+    before.
     """
     return gl.num_programs(0) - 1 - gl.program_id(0)
 

@@ -105,6 +105,7 @@ def test_stages_that_would_never_be_free_are_refused() -> None:
         pytest.param(FOUR, False, 2048, marks=pytest.mark.compiled),
         (FOUR, True, 128),
         pytest.param(Scheme(codes="i8"), False, 128, marks=pytest.mark.compiled),
+        pytest.param(Scheme(codes="i8"), False, 256, marks=pytest.mark.compiled),
     ],
 )
 def test_what_the_compiler_makes(
@@ -122,6 +123,7 @@ def test_what_the_compiler_makes(
     (one,) = compiled
     assert one.metadata.shared <= 227 << 10
     sass = instructions(one, tmp_path)
+    assert not re.search(r"\b(?:LDL|STL)\b", sass), "no register is spilled, while results are written either"
     products = len(re.findall(r"\bHGMMA\.", sass))
     flight = kernel._config["flight"]
     waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", sass)

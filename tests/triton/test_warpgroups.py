@@ -39,49 +39,58 @@ def test_every_configuration_fits(sizes: tuple[int, int], bucket: int, scheme: S
     for config in [warpgroups.DEFAULT, *warpgroups.candidates(where)]:
         kernel = warpgroups.make_with(where, config)
         for tokens in (65, 128, 200, 256, 300, 1024):
-            plan = kernel._plan(tokens)
-            x_stages, w_stages = warpgroups.stages_of(where, kernel._config, plan.padded)
-            assert min(x_stages, w_stages) >= 2
-            assert plan.padded <= kernel._config["tokens"]
+            for cut in kernel.cuts(tokens):
+                assert min(warpgroups.stages_of(where, kernel._config, cut.rows, cut.tokens)) >= 2
 
 
 def test_how_a_call_is_cut() -> None:
-    """Into whole tiles, or into equal shares where those save more steps than adding parts takes."""
+    """Into whole tiles. The last ones are cut into equal shares if that saves more steps than adding parts takes."""
 
-    def cut(outputs: int, count: int, **config: Any) -> tuple[int, int]:
-        plan = warpgroups.make_with(context(FOUR, 4096, outputs), config)._plan(count)
-        return plan.programs, plan.steps
+    def cut(inputs: int, outputs: int, count: int, tokens: int) -> tuple[int, ...]:
+        config = {**warpgroups.DEFAULT, "tokens": tokens, "flight": 1}
+        return warpgroups.make_with(context(FOUR, inputs, outputs, bucket=4), config)._plan(count).cut
 
-    assert cut(6144, 128) == (128, 6), "48 tiles of 16 steps, in equal shares"
-    assert cut(6144, 256) == (96, 16), "96 tiles: equal shares would save 4 steps of 16"
-    assert cut(6144, 128, joining=4096) == (48, 16)
-    assert cut(28672, 128) == (112, 32), "224 tiles, two for a program"
-    assert cut(28672, 128, tokens=256, joined=1) == (112, 16), "112 tiles of twice as many rows"
+    assert cut(14336, 4096, 128, 128) == (128, 128, 128, 0, 14), "32 tiles of 56 steps, in equal shares"
+    assert cut(4096, 6144, 256, 128) == (128, 128, 96, 0, 16), "96 tiles: equal shares would save 4 steps of 16"
+    assert cut(4096, 28672, 128, 128) == (128, 128, 112, 1, 16), "224 tiles, two for a program"
+    assert cut(14336, 4096, 9 * 128, 128) == (128, 128, 132, 1, 67), "288 tiles: 132 whole ones, 156 in equal shares"
+
+
+def test_tiles_of_a_call() -> None:
+    """Where wide tiles would be half empty, or would be few, others are as fast."""
+
+    def tile(outputs: int, count: int) -> tuple[int, ...]:
+        config = {**warpgroups.DEFAULT, "tokens": 256}
+        return warpgroups.make_with(context(FOUR, 4096, outputs, bucket=4), config)._plan(count).cut[:2]
+
+    assert tile(28672, 2048) == (128, 256)
+    assert tile(28672, 344) == (256, 128)
+    assert tile(4096, 344) == (128, 128)
+    assert warpgroups.shapes(warpgroups.DEFAULT, 20) == [(128, 32)]
+    assert warpgroups.shapes(warpgroups.DEFAULT, 65) == [(128, 128)]
 
 
 def test_parts_have_room() -> None:
-    kernel = warpgroups.make_with(context(FOUR, 14336, 4096), {})
-    for tokens in (65, 256, 1024):
-        plan = kernel._plan(tokens)
-        shared = plan.steps % kernel._form.blocks.total != 0
-        assert plan.partials.numel() >= (plan.programs * 128 * plan.padded if shared else 1)
-        assert plan.arrivals.numel() >= (32 * -(-tokens // plan.padded) if shared else 1)
+    kernel = warpgroups.make_with(context(FOUR, 14336, 4096, bucket=4), {"tokens": 256})
+    for tokens in (65, 256, 600, 1024, 2000):
+        (rows, padded, programs, whole, steps), _, partials, arrivals = kernel._plan(tokens)
+        tiles = 4096 // rows * -(-tokens // padded) - whole * programs
+        assert programs <= 132 and programs * steps >= tiles * kernel._k_steps
+        if steps % kernel._k_steps:
+            assert partials.numel() >= programs * rows * padded
+            assert arrivals.numel() >= tiles
 
 
-@pytest.mark.parametrize("scheme", [FOUR, Scheme(codes="i8")])
-def test_many_tokens_are_dequantized_for_cublas(scheme: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    class Scratch:
-        def multiply(self, x: torch.Tensor, *weight: Any) -> torch.Tensor:
-            seen.append(len(x))
-            return x
-
-    monkeypatch.setattr(warpgroups.scratch, "make", lambda context: Scratch())
-    kernel = warpgroups.make_with(context(scheme, 256, 128, bucket=4), {})
-    kernel.multiply(torch.zeros(warpgroups.MOST + 1, 256), torch.zeros(1), torch.zeros(1), None)
-    assert seen == [warpgroups.MOST + 1]
-    assert warpgroups.make_with(context(scheme, 256, 128), {})._scratch is None
+def test_the_first_call_launches_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So none is compiled while requests wait."""
+    launched: list[tuple[int, int]] = []
+    kernel = warpgroups.make_with(context(FOUR, 4096, 4096, bucket=4), {"tokens": 256})
+    monkeypatch.setattr(kernel, "_run", lambda x, *others: launched.append(kernel._plan(len(x)).cut[:2]))
+    kernel.multiply(torch.zeros(300, 4096), torch.zeros(1), torch.zeros(1), None)
+    assert sorted(launched[:-1]) == [(128, 128), (128, 256), (256, 128)] and launched[-1] == (128, 128)
+    for tokens in range(257, 16384, 100):
+        kernel.multiply(torch.zeros(1, 4096).expand(tokens, 4096), torch.zeros(1), torch.zeros(1), None)
+    assert len(launched) == 4 + len(range(257, 16384, 100))
 
 
 def test_blocks_of_other_sizes_are_refused() -> None:

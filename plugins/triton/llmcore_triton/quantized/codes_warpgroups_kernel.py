@@ -174,22 +174,27 @@ def _multiply(  # type: ignore[no-untyped-def]
             by_w = gl.load(scale + columns, mask=columns < outputs, other=0.0)
         acc = gl.zeros([M, N], KIND, LAYOUT)
         if SPREAD:
-            sums = acc
-            for step in range(first, end):
-                mbarrier.wait(full.index(stage), phase)
-                ours, weights = xs.index(2 * stage + TEAM), ws.index(stage).permute([1, 0])
-                sums = warpgroup_mma(ours, weights, sums, use_acc=False, is_async=True)
-                # they come while the other team's products and these are computed
-                by_x = gl.load(x_scale + lines * scale_stride + step, mask=lines < tokens, other=0.0)
-                if SPREAD > 1:
-                    by_w = gl.load(scale + column // SPREAD * (inputs // BLOCK_K) + step)
-                    by = (by_x * by_w)[:, None]
-                else:
-                    by_w = gl.load(scale + columns * (inputs // BLOCK_K) + step, mask=columns < outputs, other=0.0)
-                    by = by_x[:, None] * by_w[None, :]
-                sums = warpgroup_mma_wait(0, deps=[sums])
+            sources = xs, ws, full, x_scale, scale, row, column, tokens, outputs, inputs, scale_stride
+            # Two products have sums of their own. While one is computed, those of the other one are scaled. If a product
+            # went on into the next turn of the loop, ptxas would wait for each at once
+            one, other = acc, acc
+            for step in range(first, end - 1, 2):
+                before = stage
+                begun, by_one = _product(sources, one, stage, phase, step, TEAM, SPREAD)
+                stage, phase = next_stage(stage, phase, STAGES)
+                begun_other, by_other = _product(sources, other, stage, phase, step + 1, TEAM, SPREAD)
+                one = warpgroup_mma_wait(1, deps=[begun])
+                mbarrier.arrive(free.index(TEAM * STAGES + before), count=1)
+                acc += one * by_one
+                other = warpgroup_mma_wait(0, deps=[begun_other])
                 mbarrier.arrive(free.index(TEAM * STAGES + stage), count=1)
-                acc += sums * by
+                acc += other * by_other
+                stage, phase = next_stage(stage, phase, STAGES)
+            for step in range(first + (end - first) // 2 * 2, end):
+                begun, by_one = _product(sources, one, stage, phase, step, TEAM, SPREAD)
+                one = warpgroup_mma_wait(0, deps=[begun])
+                mbarrier.arrive(free.index(TEAM * STAGES + stage), count=1)
+                acc += one * by_one
                 stage, phase = next_stage(stage, phase, STAGES)
         else:
             for step in range(first, end):
@@ -217,6 +222,30 @@ def _multiply(  # type: ignore[no-untyped-def]
             y = gl.convert_layout(y.to(out.dtype.element_ty), results_of(M, N))
             corner = out
         _store(corner, y, row, column, tokens, outputs)
+
+
+@gluon.jit
+def _product(  # type: ignore[no-untyped-def]
+    sources, sums, stage, phase, step, TEAM: gl.constexpr, SPREAD: gl.constexpr
+):
+    """Begin the product of a step. Returns its sums, which are in flight, and their scales."""
+    xs, ws, full, x_scale, scale, row, column, tokens, outputs, inputs, scale_stride = sources
+    M: gl.constexpr = xs.shape[1]
+    N: gl.constexpr = ws.shape[1]
+    LAYOUT: gl.constexpr = sums_of(N, xs.dtype)
+    mbarrier.wait(full.index(stage), phase)
+    ours, weights = xs.index(2 * stage + TEAM), ws.index(stage).permute([1, 0])
+    sums = warpgroup_mma(ours, weights, sums, use_acc=False, is_async=True)
+    # they come while products are computed
+    lines = row + gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
+    by_x = gl.load(x_scale + lines * scale_stride + step, mask=lines < tokens, other=0.0)
+    if SPREAD > 1:
+        by = (by_x * gl.load(scale + column // SPREAD * (inputs // BLOCK_K) + step))[:, None]
+    else:
+        columns = column + gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+        by_w = gl.load(scale + columns * (inputs // BLOCK_K) + step, mask=columns < outputs, other=0.0)
+        by = by_x[:, None] * by_w[None, :]
+    return sums, by
 
 
 @gluon.jit

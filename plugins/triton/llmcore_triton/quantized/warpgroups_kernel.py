@@ -56,9 +56,9 @@ def results_of(columns: int, tokens: int, warps: int, each: int) -> gl.Distribut
     return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [columns, tokens])
 
 
-@gluon.jit(do_not_specialize=["tokens", "steps"])
+@gluon.jit(do_not_specialize=["tokens", "whole", "steps"])
 def words_times_rows(  # type: ignore[no-untyped-def]
-    x, words, scale, bias, out, partials, arrivals, tokens, outputs, inputs, steps,
+    x, words, scale, bias, out, partials, arrivals, tokens, outputs, inputs, whole, steps,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, CODES: gl.constexpr,
     GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr, SCALE: gl.constexpr, GATED: gl.constexpr,
     PARTS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr, JOINED: gl.constexpr,
@@ -68,8 +68,9 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     """out [tokens, outputs] = x [tokens, inputs] weight^T, cut into programs as in weight_only_kernels.
 
     A step multiplies PARTS * WORDS inputs, one or more blocks, of ROWS rows of the weight, of gate and up together if
-    GATED. Scales of groups multiply the weights, and scales of whole rows the sums. WORDS divides inputs. A program
-    with whole tiles takes every nth tile. So programs that run at the same time read the same inputs and words.
+    GATED. Scales of groups multiply the weights, and scales of whole rows the sums. WORDS divides inputs.
+    - whole: the tiles that each program computes alone. It takes every nth tile, so programs that run at the same time
+      read the same inputs and words. The steps of the tiles after them are cut into shares of `steps`.
     - x: a descriptor of [tokens, inputs], in tiles of [TOKENS, WORDS].
     - words: a descriptor of [rows of the weight, words of a row], in tiles of WORDS words of ROWS rows, or of half of
       them if GATED.
@@ -84,21 +85,17 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     x_full, x_free = _barriers(X_STAGES), _barriers(X_STAGES)
     w_full, w_free = _barriers(W_STAGES), _barriers(W_STAGES)
     fence_async_shared()
-    tiles = gl.cdiv(outputs, ROWS // (1 + GATED)) * gl.cdiv(tokens, TOKENS)
-    share = _share()
-    first = share * steps
+    tiles = gl.cdiv(outputs, ROWS // (1 + GATED)) * gl.cdiv(tokens, TOKENS) - whole * gl.num_programs(0)
+    first = _share() * steps
     end = gl.minimum(first + steps, tiles * K_STEPS)
-    if steps % K_STEPS == 0:
-        end = first + gl.cdiv(tiles - share, gl.num_programs(0)) * K_STEPS
+    work = tokens, outputs, whole, first, end
     gl.warp_specialize(
         [
-            (_multiply, (xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs,
-                         inputs, steps, first, end, ROWS, CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED, HAS_BIAS,
-                         PARTS, K_STEPS, GROUP, TURNS, X_STAGES, W_STAGES, FLIGHT, DEPTH, PDL)),
-            (_copy_words, (words, ws, w_full, w_free, tokens, outputs, steps, first, end,
-                           ROWS, GATED, TOKENS, K_STEPS, GROUP, W_STAGES)),
-            (_copy_inputs, (x, xs, x_full, x_free, tokens, outputs, steps, first, end,
-                            ROWS // (1 + GATED), K_STEPS, GROUP, TURNS, X_STAGES, PDL)),
+            (_multiply, (xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, inputs, steps,
+                         work, ROWS, CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, GATED, HAS_BIAS, PARTS, K_STEPS, GROUP,
+                         TURNS, X_STAGES, W_STAGES, FLIGHT, DEPTH, PDL)),
+            (_copy_words, (words, ws, w_full, w_free, work, ROWS, GATED, TOKENS, K_STEPS, GROUP, W_STAGES)),
+            (_copy_inputs, (x, xs, x_full, x_free, work, ROWS // (1 + GATED), K_STEPS, GROUP, TURNS, X_STAGES, PDL)),
         ],
         [1, 1],
         [COPYING, COPYING],
@@ -124,15 +121,32 @@ def _share():  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _corner(  # type: ignore[no-untyped-def]
-    tile, steps, tokens, outputs,
-    TOKENS: gl.constexpr, COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """As linear_kernels.corner. `tile` is one of this program's: if whole, they are numbered one after another."""
-    if steps % K_STEPS == 0:
-        mine = tile - _share() * (steps // K_STEPS)
-        tile = mine * gl.num_programs(0) + _share()
-    return tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
+def _turns(work, K_STEPS: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the first of this program's turns, and the one after the last. In each it computes a tile or a part.
+
+    Turns with shared tiles have the numbers of those, and a program may have none. Before them come those with whole
+    tiles.
+    """
+    _, _, whole, first, end = work
+    shared = first // K_STEPS
+    return shared - whole, gl.maximum(gl.cdiv(end, K_STEPS), shared)
+
+
+@gluon.jit
+def _tile_of(  # type: ignore[no-untyped-def]
+    turn, work, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr
+):
+    """Returns the first token of a turn's tile, the tile's number among those of outputs, the first step, and the
+    one after the last."""
+    tokens, outputs, whole, first, end = work
+    tile = whole * gl.num_programs(0) + turn
+    k_first, k_end = gl.maximum(first - turn * K_STEPS, 0), gl.minimum(end - turn * K_STEPS, K_STEPS)
+    before = first // K_STEPS - turn
+    if before > 0:
+        tile = (whole - before) * gl.num_programs(0) + _share()
+        k_first, k_end = 0, K_STEPS
+    row, column = tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
+    return row, column, k_first, k_end
 
 
 # --- the warps that copy ---------------------------------------------------------------------------------------
@@ -140,59 +154,47 @@ def _corner(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _copy_words(  # type: ignore[no-untyped-def]
-    words, ws, full, free, tokens, outputs, steps, first, end,
-    ROWS: gl.constexpr, GATED: gl.constexpr, TOKENS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr,
-    STAGES: gl.constexpr,
+    words, ws, full, free, work, ROWS: gl.constexpr, GATED: gl.constexpr, TOKENS: gl.constexpr,
+    K_STEPS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """No kernel writes words, so the first ones come while the kernels before this one end."""
     OUTPUTS: gl.constexpr = ROWS // (1 + GATED)
     BLOCKS: gl.constexpr = ws.shape[0] // STAGES
-    tile = first // K_STEPS
-    k = first - tile * K_STEPS
-    _, column = _corner(tile, steps, tokens, outputs, TOKENS, OUTPUTS, K_STEPS, GROUP)
+    outputs = work[1]
     stage, phase = 0, 1
-    for _ in range(first, end):
-        mbarrier.wait(free.index(stage), phase)
-        mbarrier.expect(full.index(stage), BLOCKS * ROWS * WORDS * 2)
-        for block in gl.static_range(BLOCKS):
-            for half in gl.static_range(1 + GATED):
-                place = ws.index(stage * BLOCKS + block).slice(half * OUTPUTS, OUTPUTS)
-                at = [half * outputs + column * OUTPUTS, (k * BLOCKS + block) * WORDS]
-                tma.async_copy_global_to_shared(words, at, full.index(stage), place)
-        stage, phase = next_stage(stage, phase, STAGES)
-        k += 1
-        if k == K_STEPS:
-            k = 0
-            tile += 1
-            _, column = _corner(tile, steps, tokens, outputs, TOKENS, OUTPUTS, K_STEPS, GROUP)
+    begin, end = _turns(work, K_STEPS)
+    for turn in range(begin, end):
+        _, column, k_first, k_end = _tile_of(turn, work, TOKENS, OUTPUTS, K_STEPS, GROUP)
+        for k in range(k_first, k_end):
+            mbarrier.wait(free.index(stage), phase)
+            mbarrier.expect(full.index(stage), BLOCKS * ROWS * WORDS * 2)
+            for block in gl.static_range(BLOCKS):
+                for half in gl.static_range(1 + GATED):
+                    place = ws.index(stage * BLOCKS + block).slice(half * OUTPUTS, OUTPUTS)
+                    at = [half * outputs + column * OUTPUTS, (k * BLOCKS + block) * WORDS]
+                    tma.async_copy_global_to_shared(words, at, full.index(stage), place)
+            stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
 def _copy_inputs(  # type: ignore[no-untyped-def]
-    x, xs, full, free, tokens, outputs, steps, first, end,
-    COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, STAGES: gl.constexpr,
-    PDL: gl.constexpr,
+    x, xs, full, free, work, COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     TOKENS: gl.constexpr = xs.shape[1]
     JOINED: gl.constexpr = xs.shape[0] // STAGES
-    tile = first // K_STEPS
-    k = first - tile * K_STEPS
-    row, _ = _corner(tile, steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
     stage, phase = 0, 1
     wait(PDL)
-    for _ in range(first, end):
-        for turn in gl.static_range(TURNS):
+    begin, end = _turns(work, K_STEPS)
+    for turn in range(begin, end):
+        row, _, k_first, k_end = _tile_of(turn, work, TOKENS, COLUMNS, K_STEPS, GROUP)
+        for i in range(k_first * TURNS, k_end * TURNS):
             mbarrier.wait(free.index(stage), phase)
             mbarrier.expect(full.index(stage), JOINED * TOKENS * WORDS * 2)
             for j in gl.static_range(JOINED):
-                at = ((k * TURNS + turn) * JOINED + j) * WORDS
+                at = (i * JOINED + j) * WORDS
                 tma.async_copy_global_to_shared(x, [row, at], full.index(stage), xs.index(stage * JOINED + j))
             stage, phase = next_stage(stage, phase, STAGES)
-        k += 1
-        if k == K_STEPS:
-            k = 0
-            tile += 1
-            row, _ = _corner(tile, steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
 
 
 # --- the warps that multiply -----------------------------------------------------------------------------------
@@ -200,13 +202,11 @@ def _copy_inputs(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _multiply(  # type: ignore[no-untyped-def]
-    xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, tokens, outputs, inputs, steps,
-    first, end,
+    xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, inputs, steps, work,
     ROWS: gl.constexpr, CODES: gl.constexpr, GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr,
     SCALE: gl.constexpr, GATED: gl.constexpr, HAS_BIAS: gl.constexpr, PARTS: gl.constexpr,
-    K_STEPS: gl.constexpr,
-    GROUP: gl.constexpr, TURNS: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr, FLIGHT: gl.constexpr,
-    DEPTH: gl.constexpr, PDL: gl.constexpr,
+    K_STEPS: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr,
+    FLIGHT: gl.constexpr, DEPTH: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     TOKENS: gl.constexpr = xs.shape[1]
     COLUMNS: gl.constexpr = ROWS // (1 + GATED)
@@ -217,21 +217,19 @@ def _multiply(  # type: ignore[no-untyped-def]
     PIECES: gl.constexpr = WORDS // DEPTH
     GROUPS: gl.constexpr = PARTS // ALIKE if GROUP_SIZE > 0 else 0
     LINES: gl.constexpr = gl.SliceLayout(1, OPERAND)
-    tile, last = first // K_STEPS, (end - 1) // K_STEPS
-    row, column = _corner(tile, steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
-    k = first - tile * K_STEPS
-    marks = _marks(scale, column, k, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
+    tokens, outputs, _, _, _ = work
+    begin, end = _turns(work, K_STEPS)
+    row, column, k_first, k_end = _tile_of(begin, work, TOKENS, COLUMNS, K_STEPS, GROUP)
+    marks = _marks(scale, column, k_first, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
     now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
     wait(PDL)
     release(PDL)
-    w_stage, w_phase, x_stage, x_phase, before = 0, 0, 0, 0, 0
+    w_stage, w_phase, x_stage, x_phase, before = 0, 0, 0, 0, -1
     # tiles have a loop of their own: if a branch of the loop over steps used the sums, ptxas would wait for all
     # products in every step
-    for tile in range(first // K_STEPS, last + 1):
-        begin = tile * K_STEPS
+    for turn in range(begin, end):
         # new ones: the last tile's would keep their registers while this one is written
         sums = gl.zeros([ROWS, TOKENS], gl.float32, MMA)
-        k_first, k_end = gl.maximum(first - begin, 0), gl.minimum(end - begin, K_STEPS)
         for k in range(k_first, k_end):
             mbarrier.wait(w_full.index(w_stage), w_phase)
             held = ()
@@ -240,23 +238,23 @@ def _multiply(  # type: ignore[no-untyped-def]
             # those of the next step. After the last step of a tile others are loaded instead
             ahead = gl.minimum(k + 1, K_STEPS - 1)
             marks = _marks(scale, column, ahead, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
-            for turn in gl.static_range(TURNS):
+            for part in gl.static_range(TURNS):
                 mbarrier.wait(x_full.index(x_stage), x_phase)
                 for j in gl.static_range(JOINED):
                     xt = xs.index(x_stage * JOINED + j)
                     for i in gl.static_range(PIECES):
                         weights = _weights(
-                            held[(turn * JOINED + j) * BLOCKS // PARTS * PIECES + i],
-                            *(now, turn * JOINED + j, CODES, ALIKE, GROUPS, ZEROS, xs.dtype),
+                            held[(part * JOINED + j) * BLOCKS // PARTS * PIECES + i],
+                            *(now, part * JOINED + j, CODES, ALIKE, GROUPS, ZEROS, xs.dtype),
                         )
                         piece = xt.slice(i * DEPTH, DEPTH, dim=1).permute([1, 0])
-                        more = (k > k_first) | (turn + j + i != 0)
+                        more = (k > k_first) | (part + j + i != 0)
                         sums = warpgroup_mma(weights, piece, sums, use_acc=more, is_async=True)
                         sums = warpgroup_mma_wait(FLIGHT, deps=[sums])
                         # all products but the last ones have ended, and with them those of the stage before
                         if j * PIECES + i == FLIGHT - 1:
-                            mbarrier.arrive(x_free.index(before), count=1, pred=(begin + k > first) | (turn > 0))
-                            if turn == 0:
+                            mbarrier.arrive(x_free.index(before), count=1, pred=before >= 0)
+                            if part == 0:
                                 mbarrier.arrive(w_free.index(w_stage), count=1)
                 before = x_stage
                 x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
@@ -270,14 +268,15 @@ def _multiply(  # type: ignore[no-untyped-def]
             (whole,) = _marks(scale, column, 0, outputs, inputs, ROWS, 1, 1, 0, GATED, gl.SliceLayout(1, MMA))
             done = sums * whole[:, None]
         # the program that begins a tile adds the parts of the others, and writes the tile
-        if first > begin:
-            _hand_over(partials, arrivals, done, tile, ROWS, TOKENS)
+        if k_first > 0:
+            _hand_over(partials, arrivals, done, turn, ROWS, TOKENS)
         else:
             if k_end < K_STEPS:
-                done = _joined(done, partials, arrivals, tile, steps, K_STEPS, ROWS, TOKENS)
+                done = _joined(done, partials, arrivals, turn, steps, K_STEPS, ROWS, TOKENS)
             _store(out, bias, done, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
-        row, column = _corner(gl.minimum(tile + 1, last), steps, tokens, outputs, TOKENS, COLUMNS, K_STEPS, GROUP)
-        marks = _marks(scale, column, 0, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
+        following = gl.minimum(turn + 1, end - 1)
+        row, column, k_first, k_end = _tile_of(following, work, TOKENS, COLUMNS, K_STEPS, GROUP)
+        marks = _marks(scale, column, k_first, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
         now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -57,7 +56,7 @@ def test_how_a_call_is_cut() -> None:
 
 
 def test_tiles_of_a_call() -> None:
-    """Where wide tiles would be half empty, or would be few, others are as fast."""
+    """A call has other tiles than wide ones, if those would be half empty, or few."""
 
     def tile(outputs: int, count: int) -> tuple[int, ...]:
         config = {**warpgroups.DEFAULT, "tokens": 256}

@@ -175,8 +175,8 @@ def _multiply(  # type: ignore[no-untyped-def]
         acc = gl.zeros([M, N], KIND, LAYOUT)
         if SPREAD:
             sources = xs, ws, full, x_scale, scale, row, column, tokens, outputs, inputs, scale_stride
-            # Two products have sums of their own. While one is computed, those of the other one are scaled. If a product
-            # went on into the next turn of the loop, ptxas would wait for each at once
+            # Two products have sums of their own. While one is computed, those of the other one are scaled. If a
+            # product went on into the next turn of the loop, ptxas would wait for each at once
             one, other = acc, acc
             for step in range(first, end - 1, 2):
                 before = stage

@@ -44,16 +44,16 @@ _WIDE = 256
 """The tokens of a tile in configurations that also have other shapes of tiles."""
 
 _RATES = {(128, 256): 1.0, (256, 128): 0.95, (128, 128): 0.8}
-"""How fast these tiles are multiplied, by their rows and tokens. Other configurations have only one shape at a time."""
+"""The speed at which these tiles are multiplied, by rows and tokens. Other configurations have tiles of one shape."""
 
 _JOINING = 1792
 """The inputs whose products take as long as adding parts of tiles."""
 
 _GRANULE = 32
-"""Calls with as many times so many tokens are cut alike."""
+"""A call is cut as one with the next multiple of this number of tokens."""
 
 _MOST_TOKENS = 32768
-"""For up to so many tokens, the first call compiles what later ones choose."""
+"""The first call compiles all kernels that calls with up to this number of tokens choose."""
 
 _GRAPH = 512
 """The most tokens of a step that may be captured into a CUDA graph. Its buffers are made in advance, because a graph

@@ -23,8 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from llmcore_triton.quantized import codes
-from llmcore_triton.quantized.in_gluon import COPYING, next_stage, release, tile_at, wait
+from llmcore_triton.quantized import codes, shares
+from llmcore_triton.quantized.in_gluon import COPYING, next_stage, release, wait
 
 WORDS: gl.constexpr = gl.constexpr(64)
 """Words of a block of inputs. Their 128 bytes are the longest row that TMA swizzles."""
@@ -33,6 +33,8 @@ SHARED_TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16,
 """The layout of tiles of inputs and of words in shared memory."""
 
 _numbers = gluon.jit(codes.numbers.fn)
+share, work_of, turns = gluon.jit(shares.share.fn), gluon.jit(shares.work_of.fn), gluon.jit(shares.turns.fn)
+tile_of, others_of = gluon.jit(shares.tile_of.fn), gluon.jit(shares.others_of.fn)
 
 
 @gluon.constexpr_function
@@ -65,12 +67,11 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     X_STAGES: gl.constexpr, W_STAGES: gl.constexpr, FLIGHT: gl.constexpr, DEPTH: gl.constexpr,
     PDL: gl.constexpr, HAS_BIAS: gl.constexpr,
 ):  # fmt: skip
-    """out [tokens, outputs] = x [tokens, inputs] weight^T, cut into programs as in weight_only_kernels.
+    """out [tokens, outputs] = x [tokens, inputs] weight^T, divided among programs as shares.py says.
 
     A step multiplies PARTS * WORDS inputs, one or more blocks, of ROWS rows of the weight, of gate and up together if
     GATED. Scales of groups multiply the weights, and scales of whole rows the sums. WORDS divides inputs.
-    - whole: the tiles that each program computes alone. It takes every nth tile, so programs that run at the same time
-      read the same inputs and words. The steps of the tiles after them are cut into shares of `steps`.
+    - whole: the tiles that each program computes alone. The steps of the others are cut into shares of `steps`.
     - x: a descriptor of [tokens, inputs], in tiles of [TOKENS, WORDS].
     - words: a descriptor of [rows of the weight, words of a row], in tiles of WORDS words of ROWS rows, or of half of
       them if GATED.
@@ -85,10 +86,7 @@ def words_times_rows(  # type: ignore[no-untyped-def]
     x_full, x_free = _barriers(X_STAGES), _barriers(X_STAGES)
     w_full, w_free = _barriers(W_STAGES), _barriers(W_STAGES)
     fence_async_shared()
-    tiles = gl.cdiv(outputs, ROWS // (1 + GATED)) * gl.cdiv(tokens, TOKENS) - whole * gl.num_programs(0)
-    first = _share() * steps
-    end = gl.minimum(first + steps, tiles * K_STEPS)
-    work = tokens, outputs, whole, first, end
+    work = work_of(tokens, outputs, whole, steps, TOKENS, ROWS // (1 + GATED), K_STEPS)
     gl.warp_specialize(
         [
             (_multiply, (xs, ws, x_full, x_free, w_full, w_free, scale, bias, out, partials, arrivals, inputs, steps,
@@ -110,45 +108,6 @@ def _barriers(COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
     return found
 
 
-@gluon.jit
-def _share():  # type: ignore[no-untyped-def]
-    """Returns the number of this program's share of the steps.
-
-    A program waits for parts of later shares. GPUs begin programs in the order of their numbers, so later shares began
-    before.
-    """
-    return gl.num_programs(0) - 1 - gl.program_id(0)
-
-
-@gluon.jit
-def _turns(work, K_STEPS: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the first of this program's turns, and the one after the last. In each it computes a tile or a part.
-
-    Turns with shared tiles have the numbers of those, and a program may have none. Before them come those with whole
-    tiles.
-    """
-    _, _, whole, first, end = work
-    shared = first // K_STEPS
-    return shared - whole, gl.maximum(gl.cdiv(end, K_STEPS), shared)
-
-
-@gluon.jit
-def _tile_of(  # type: ignore[no-untyped-def]
-    turn, work, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, K_STEPS: gl.constexpr, GROUP: gl.constexpr
-):
-    """Returns the first token of a turn's tile, the tile's number among those of outputs, the first step, and the
-    one after the last."""
-    tokens, outputs, whole, first, end = work
-    tile = whole * gl.num_programs(0) + turn
-    k_first, k_end = gl.maximum(first - turn * K_STEPS, 0), gl.minimum(end - turn * K_STEPS, K_STEPS)
-    before = first // K_STEPS - turn
-    if before > 0:
-        tile = (whole - before) * gl.num_programs(0) + _share()
-        k_first, k_end = 0, K_STEPS
-    row, column = tile_at(tile, gl.cdiv(tokens, TOKENS), gl.cdiv(outputs, COLUMNS), TOKENS, 1, GROUP)
-    return row, column, k_first, k_end
-
-
 # --- the warps that copy ---------------------------------------------------------------------------------------
 
 
@@ -162,9 +121,9 @@ def _copy_words(  # type: ignore[no-untyped-def]
     BLOCKS: gl.constexpr = ws.shape[0] // STAGES
     outputs = work[1]
     stage, phase = 0, 1
-    begin, end = _turns(work, K_STEPS)
+    begin, end = turns(work, K_STEPS)
     for turn in range(begin, end):
-        _, column, k_first, k_end = _tile_of(turn, work, TOKENS, OUTPUTS, K_STEPS, GROUP)
+        _, column, k_first, k_end = tile_of(turn, work, TOKENS, OUTPUTS, K_STEPS, GROUP)
         for k in range(k_first, k_end):
             mbarrier.wait(free.index(stage), phase)
             mbarrier.expect(full.index(stage), BLOCKS * ROWS * WORDS * 2)
@@ -185,9 +144,9 @@ def _copy_inputs(  # type: ignore[no-untyped-def]
     JOINED: gl.constexpr = xs.shape[0] // STAGES
     stage, phase = 0, 1
     wait(PDL)
-    begin, end = _turns(work, K_STEPS)
+    begin, end = turns(work, K_STEPS)
     for turn in range(begin, end):
-        row, _, k_first, k_end = _tile_of(turn, work, TOKENS, COLUMNS, K_STEPS, GROUP)
+        row, _, k_first, k_end = tile_of(turn, work, TOKENS, COLUMNS, K_STEPS, GROUP)
         for i in range(k_first * TURNS, k_end * TURNS):
             mbarrier.wait(free.index(stage), phase)
             mbarrier.expect(full.index(stage), JOINED * TOKENS * WORDS * 2)
@@ -218,8 +177,8 @@ def _multiply(  # type: ignore[no-untyped-def]
     GROUPS: gl.constexpr = PARTS // ALIKE if GROUP_SIZE > 0 else 0
     LINES: gl.constexpr = gl.SliceLayout(1, OPERAND)
     tokens, outputs, _, _, _ = work
-    begin, end = _turns(work, K_STEPS)
-    row, column, k_first, k_end = _tile_of(begin, work, TOKENS, COLUMNS, K_STEPS, GROUP)
+    begin, end = turns(work, K_STEPS)
+    row, column, k_first, k_end = tile_of(begin, work, TOKENS, COLUMNS, K_STEPS, GROUP)
     marks = _marks(scale, column, k_first, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
     now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
     wait(PDL)
@@ -275,7 +234,7 @@ def _multiply(  # type: ignore[no-untyped-def]
                 done = _joined(done, partials, arrivals, turn, steps, K_STEPS, ROWS, TOKENS)
             _store(out, bias, done, row, column, tokens, outputs, ROWS, TOKENS, GATED, HAS_BIAS)
         following = gl.minimum(turn + 1, end - 1)
-        row, column, k_first, k_end = _tile_of(following, work, TOKENS, COLUMNS, K_STEPS, GROUP)
+        row, column, k_first, k_end = tile_of(following, work, TOKENS, COLUMNS, K_STEPS, GROUP)
         marks = _marks(scale, column, k_first, outputs, inputs, ROWS, GROUPS, ALIKE, GROUP_SIZE, GATED, LINES)
         now = _ready(marks, GROUPS, ZEROS, SCALE, xs.dtype)
 
@@ -416,7 +375,7 @@ def _store(  # type: ignore[no-untyped-def]
 def _hand_over(partials, arrivals, sums, tile, ROWS: gl.constexpr, TOKENS: gl.constexpr):  # type: ignore[no-untyped-def]
     """Give this program's part of `tile` to the program that begins it."""
     flat = _flat(sums, ROWS, TOKENS)
-    part = partials + _share().to(gl.int64) * (ROWS * TOKENS)
+    part = partials + share().to(gl.int64) * (ROWS * TOKENS)
     gl.store(part + gl.arange(0, ROWS * TOKENS, flat.type.layout), flat)
     # all threads write before one of them reports it
     gl.thread_barrier()
@@ -431,13 +390,13 @@ def _joined(  # type: ignore[no-untyped-def]
     SIZE: gl.constexpr = ROWS * TOKENS
     # by two, because their loads then run at the same time, if they fit into registers
     TURNS: gl.constexpr = 2 if 1024 * gl.num_warps() >= SIZE else 1
-    others = (tile * K_STEPS + K_STEPS - 1) // steps - _share()
+    others = others_of(tile, steps, K_STEPS)
     while gl.atomic_add(arrivals + tile, 0, sem="acquire", scope="gpu") < others:
         pass
     # reset the counter for the next launch
     gl.store(arrivals + tile, 0)
     acc = _flat(sums, ROWS, TOKENS)
-    places = partials + (_share() + 1).to(gl.int64) * SIZE + gl.arange(0, SIZE, acc.type.layout)
+    places = partials + (share() + 1).to(gl.int64) * SIZE + gl.arange(0, SIZE, acc.type.layout)
     for other in range(0, others, TURNS):
         for i in gl.static_range(TURNS):
             # bypass the L1 cache, which does not see other multiprocessors' writes

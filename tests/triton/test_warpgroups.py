@@ -80,16 +80,24 @@ def test_parts_have_room() -> None:
             assert arrivals.numel() >= tiles
 
 
-def test_the_first_call_launches_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("outputs", "shapes"), [(4096, 3), (28672, 2)])
+def test_the_first_call_launches_each_kernel(outputs: int, shapes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So none is compiled while requests wait."""
-    launched: list[tuple[int, int]] = []
-    kernel = warpgroups.make_with(context(FOUR, 4096, 4096, bucket=4), {"tokens": 256})
+    launched: list[tuple[int, ...]] = []
+    kernel = warpgroups.make_with(context(FOUR, 4096, outputs, bucket=4), {"tokens": 256})
     monkeypatch.setattr(kernel, "_run", lambda x, *others: launched.append(kernel._plan(len(x)).cut[:2]))
-    kernel.multiply(torch.zeros(300, 4096), torch.zeros(1), torch.zeros(1), None)
-    assert sorted(launched[:-1]) == [(128, 128), (128, 256), (256, 128)] and launched[-1] == (128, 128)
-    for tokens in range(257, 16384, 100):
+
+    def call(tokens: int) -> None:
         kernel.multiply(torch.zeros(1, 4096).expand(tokens, 4096), torch.zeros(1), torch.zeros(1), None)
-    assert len(launched) == 4 + len(range(257, 16384, 100))
+
+    call(300)
+    first = set(launched[:-1])
+    assert len(first) == len(launched) - 1 == shapes
+    del launched[:]
+    counts = range(257, 16384, 100)
+    for tokens in counts:
+        call(tokens)
+    assert len(launched) == len(counts) and set(launched) == first
 
 
 def test_blocks_of_other_sizes_are_refused() -> None:

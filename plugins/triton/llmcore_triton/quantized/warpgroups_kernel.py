@@ -7,8 +7,8 @@ inputs.
 Each tile has rows in an order that suits a thread, which holds rows r and r + 8 of each 16: two neighbouring outputs,
 or gate and up of one.
 
-Three other forms were not faster on an H200. In one, two partitions of four warps did not wait for each other. In one,
-words were loaded into registers a step ahead. In one, tiles had 256 rows of the weight and 128 tokens.
+Two other forms were not faster on an H200. In one, two partitions of four warps did not wait for each other. In one,
+words were loaded into registers a step ahead.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ tokens, which grids show. With `--mixed`, prompts of 512 tokens come beside 64 a
 steps. Recording slows them down, so the script times 8 steps before. gpu.py has the exact time of a step.
 
 A row is a kernel with one grid between the same two kernels. So linears that share a kernel have rows of their own.
-Kernels may overlap. So the sum of their times may exceed the time in which any of them runs.
+Kernels overlap: one starts while the kernel before it still runs, and waits for its results. So the sum of their times
+exceeds the step. "us added" is the time from the end of all kernels before it to its own end. These times add up to
+the step.
 """
 
 from __future__ import annotations
@@ -52,28 +54,38 @@ Event = Mapping[str, Any]
 
 
 class Row(NamedTuple):
-    """A kernel with its grid, and the kernels before and after it. `calls` and `us`, microseconds: of one step."""
+    """A kernel with its grid, and the kernels before and after it. The other fields are those of one step. `us` and
+    `added` are microseconds: of its own, and by which the step is longer (see above)."""
 
     name: str
     grid: str
     between: str
     calls: float
     us: float
+    added: float
 
 
 def rows_of(events: Iterable[Event], steps: int) -> list[Row]:
     """Returns rows of the GPU's events in `steps` equal steps, those with the most time first."""
     ordered = sorted(events, key=lambda event: float(event["ts"]))
     kernels = [event for event in ordered if event["cat"] == "kernel"]
-    names, times = [short(event["name"]) for event in kernels], defaultdict[tuple[str, str, str], list[float]](list)
+    names = [short(event["name"]) for event in kernels]
+    times = defaultdict[tuple[str, str, str], list[tuple[float, float]]](list)
+    ended = float(ordered[0]["ts"])
     for at, event in enumerate(kernels):
         # steps are equal, so the last kernel of one comes before the first of the next
         between = f"{names[at - 1][:24]}, {names[(at + 1) % len(names)][:24]}"
-        times[names[at], "x".join(map(str, event["args"]["grid"])), between].append(float(event["dur"]))
+        end = float(event["ts"]) + float(event["dur"])
+        key = names[at], "x".join(map(str, event["args"]["grid"])), between
+        times[key].append((float(event["dur"]), max(end - ended, 0.0)))
+        ended = max(ended, end)
     for event in ordered:
         if event["cat"] != "kernel":  # copies run beside kernels, at no fixed place
-            times[event["name"], "", ""].append(float(event["dur"]))
-    rows = [Row(*key, len(found) / steps, sum(found) / steps) for key, found in times.items()]
+            times[event["name"], "", ""].append((float(event["dur"]), 0.0))
+    rows = [
+        Row(*key, len(found) / steps, *(sum(column) / steps for column in zip(*found, strict=True)))
+        for key, found in times.items()
+    ]
     return sorted(rows, key=lambda row: -row.us)
 
 
@@ -96,13 +108,14 @@ def table(events: Sequence[Event], steps: int, step_ms: float) -> Iterator[str]:
     """Yields lines. `step_ms`: milliseconds of a step that was not recorded."""
     rows, (span, busy) = rows_of(events, steps), spans(events)
     total = sum(row.us for row in rows)
-    layout = "{:<44} {:>12} {:>7} {:>9} {:>10} {:>6}  {}"
-    yield layout.format("kernel", "grid", "calls", "us each", "us a step", "share", "between")
+    layout = "{:<44} {:>12} {:>7} {:>9} {:>9} {:>10} {:>6}  {}"
+    yield layout.format("kernel", "grid", "calls", "us each", "us added", "us a step", "share", "between")
     shown = [row for row in rows if row.us >= LEAST * total]
     few = [row for row in rows if row.us < LEAST * total]
-    rest = Row(f"{len(few)} others", "", "", sum(row.calls for row in few), sum(row.us for row in few))
-    for row in [*shown, rest] if few else shown:
-        figures = f"{row.calls:g}", f"{row.us / row.calls:.2f}", f"{row.us:.1f}", f"{row.us / total:.1%}"
+    rest = Row(f"{len(few)} others", "", "", *map(sum, zip(*(row[3:] for row in few), strict=True))) if few else None
+    for row in [*shown, rest] if rest else shown:
+        each = f"{row.us / row.calls:.2f}", f"{row.added / row.calls:.2f}"
+        figures = f"{row.calls:g}", *each, f"{row.us:.1f}", f"{row.us / total:.1%}"
         yield layout.format(row.name[:44], row.grid, *figures, row.between)
     yield (
         f"kernels {total / 1e3:.3f} ms; a recorded step {span / steps / 1e3:.3f} ms, of which no kernel runs for "

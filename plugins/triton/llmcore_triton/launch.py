@@ -4,9 +4,11 @@ With programmatic dependent launch a kernel may start before the previous one in
 it may only read data that no kernel writes (weights). After `wait` it sees all writes of the kernels before it.
 `release` lets the next kernel start. It does not change what that kernel may read.
 
-Kernels here release after their `wait`. So a kernel that starts early sees everything that was written before the
-kernel just ahead of it began. Data that is known to be that old (a step's lengths and lists) is read before `wait`,
-bypassing the L1 cache.
+Large kernels release after their `wait`. So a kernel behind them sees everything that was written before they began.
+Short ones (norms, rope, merges, routes, sums over experts) release at once, so that the kernel behind them reads its
+weights while the one ahead of them still runs. It may not read what that one writes. Data that is known to be old
+enough is read before `wait`, bypassing the L1 cache: in attention a step's lengths and lists and the KV of earlier
+tokens, because the linear that makes queries lies between.
 """
 
 from __future__ import annotations
@@ -146,9 +148,18 @@ def wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def release(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Let the next kernel start."""
+    """Let the next kernel start as soon as all programs of this one have begun."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def here(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns x. The compiler uses the result here or later, in the order of the source."""
+    if PDL:
+        PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+        x = tl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=PACK)
+    return x
 
 
 _KNOWN = "3.6."

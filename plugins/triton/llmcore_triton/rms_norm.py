@@ -48,6 +48,7 @@ def norm_rows(  # type: ignore[no-untyped-def]
 
     With CODES (see quantized.rows) the result is written as codes, beside `scales`.
     """
+    release(PDL)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -55,7 +56,6 @@ def norm_rows(  # type: ignore[no-untyped-def]
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     starts = (rows // INNER) * outer_stride + (rows % INNER) * inner_stride
     wait(PDL)
-    release(PDL)
     value = tl.load(x + starts[:, None] + columns[None, :], mask=keep, other=0.0)
     if ADD:
         sums = residual + (rows * residual_stride)[:, None] + columns[None, :]

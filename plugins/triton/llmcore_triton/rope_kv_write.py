@@ -74,6 +74,7 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):
     """Program (token, block). The first QK_BLOCKS blocks are queries and keys, and the others are values."""
+    release(PDL)
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     if block < QK_BLOCKS:
@@ -92,7 +93,6 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
         beside = there[:, None] & (others < SIZE)[None, :]
         source = qk + token * qk_stride + heads[:, None] * qk_head_stride
         wait(PDL)
-        release(PDL)
         slot = tl.load(slots + token).to(tl.int64)
         # both hold each angle twice: read the first half of cos, and the second half of sin, which is not negated
         c = tl.load(cos + token * ROTATED + pairs, mask=turning, other=0.0)
@@ -143,7 +143,6 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
         columns = tl.arange(0, VALUE)
         inside = (kv_heads < KV_HEADS)[:, None] & (columns < VALUE_SIZE)[None, :]
         wait(PDL)
-        release(PDL)
         place = tl.load(slots + token).to(tl.int64)
         if V_CODES == "":
             value = tl.load(v + token * v_stride + kv_heads[:, None] * v_head_stride + columns[None, :], mask=inside)

@@ -50,23 +50,27 @@ def test_against_the_reference(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "groups of 3"])
-@pytest.mark.parametrize("name", ["gqa_flashdecoding", "flashdecoding"])
-def test_split_rows_of_uneven_lengths(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "early"), [("gqa_flashdecoding", False), ("gqa_flashdecoding", True), ("flashdecoding", False)]
+)
+def test_split_rows_of_uneven_lengths(name: str, early: bool, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attn_gqa_decode, "samples", uneven)
     where = context(**CASES[case])
-    kernel = MODULES[name].make_with(where, SPLITTING)
+    kernel = MODULES[name].make_with(where, {**SPLITTING, "early": early})
     plan = kernel.plan
 
     def longer(rows: AttnRows, into: MetaWriter) -> str:
-        return plan(replace(rows, kv_len=rows.kv_len + np.array([3, 1, 20, 60, 5, 0], np.int32)), into)
+        more = np.array([3, 1, 20, 60, 5, 0], np.int32)[: len(rows.kv_len)]
+        return plan(replace(rows, kv_len=rows.kv_len + more), into)
 
     monkeypatch.setattr(kernel, "plan", longer)
-    assert check(attn_gqa_decode, kernel, where) == 1
+    assert check(attn_gqa_decode, kernel, where) == 2
 
 
 def uneven(where: OpContext) -> Iterator[attention.Sample]:
-    """Rows of one chunk, of several, and of none."""
+    """Rows of one chunk, of several, and of none. And a row that is alone."""
     yield attention.rows([1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
+    yield attention.rows([1], [150])
 
 
 def test_what_a_step_uploads_is_determined_by_its_key() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from llmcore.api import OpContext
 
 from llmcore_triton import tuned
+from llmcore_triton.attention.codes import half
 from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import BLOCKS, Config, decoding, timed, timed_over_codes
 
@@ -31,6 +32,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     for config in timed(context, BLOCKS):
         for per_processor in (2, 4):
             yield vars(replace(config, per_processor=per_processor))
-    if context.bucket < 2:
-        for least in (64, 256):
-            yield vars(replace(decoding(context), least=least))
+    if context.bucket < 2 and not half(context):
+        for block_n, least in ((64, 64), (64, 128), (64, 256), (32, 32), (32, 64), (128, 128)):
+            for early in (False, True):
+                yield vars(replace(decoding(context), block_n=block_n, least=least, early=early))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext
@@ -10,9 +12,9 @@ from triton import next_power_of_2
 
 from llmcore_triton.attention.codes import LEAST, attend_codes, half
 from llmcore_triton.attention.listed import Config, Listed, reserve, sizes
-from llmcore_triton.attention.stored import stored_as
-from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, reach, row_of
-from llmcore_triton.launch import Bound, release, wait
+from llmcore_triton.attention.stored import inside_of, numbers_at, stored_as
+from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, nothing, reach, row_of, seen, slots_of
+from llmcore_triton.launch import Bound, here, release, wait
 
 
 class Grouped(Listed):
@@ -29,9 +31,11 @@ class Grouped(Listed):
         rows = max(LEAST if halved and decode else config.block_m, padded)
         tokens = None if decode else rows // padded
         super().__init__(context, config, programs=spec.kv_heads, tokens=tokens, fixed=fixed)
+        stored = stored_as(context)
         compiled = {
             **sizes(spec, context.granule),
-            **stored_as(context),
+            **stored,
+            "EARLY": config.early and decode and fixed is None and not (stored["K_CODES"] or stored["V_CODES"]),
             "HALF": halved,
             "KV_HEADS": spec.kv_heads,
             "GROUP": group,
@@ -41,7 +45,11 @@ class Grouped(Listed):
             "FIXED": fixed or 0,
             **self.options,
         }
-        self._kernel = Bound(grouped, **compiled)
+        self._kernel, self._decode = Bound(grouped, **compiled), decode and fixed is None
+
+    def known(self, rows: int) -> dict[str, Any]:
+        """See Listed."""
+        return {"ONE": self._decode and rows == 1}
 
 
 class Whole(Grouped):
@@ -104,15 +112,21 @@ def grouped(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     LISTED: tl.constexpr,
+    ONE: tl.constexpr,
     FIXED: tl.constexpr,
+    EARLY: tl.constexpr,
     LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (KV head, item). Without a list (LISTED) the item is the row, which has one query token.
+    """Program (KV head, item). Without a list (LISTED) the item is the row, which has one query token. ONE: the items
+    are the chunks of the only row.
 
     The M rows of a tile are TOKENS query tokens x HEADS_PADDED heads (GROUP real ones, the rest padding). FIXED:
     tokens of a chunk, or 0. With it each chunk is computed by itself and chunks are folded in order. The bits of a
     result then depend neither on its tile nor on the number of programs.
+
+    EARLY: the first block of KV is read before `wait`, except for the tokens of this step. Kernels before the one just
+    ahead wrote it.
     """
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
@@ -121,12 +135,15 @@ def grouped(  # type: ignore[no-untyped-def]
     at = 0
     chunk = 0
     if LISTED:
-        record = items + (row + 1) * 4
-        row = tl.load(record, cache_modifier=".cg")
-        tile = tl.load(record + 1, cache_modifier=".cg")
-        place = tl.load(record + 2, cache_modifier=".cg")
-        at = tl.load(record + 3, cache_modifier=".cg")
         chunk = tl.load(items, cache_modifier=".cg")
+        if ONE:
+            place, at, row = row, row, row * 0
+        else:
+            record = items + (row + 1) * 4
+            row = tl.load(record, cache_modifier=".cg")
+            tile = tl.load(record + 1, cache_modifier=".cg")
+            place = tl.load(record + 2, cache_modifier=".cg")
+            at = tl.load(record + 3, cache_modifier=".cg")
     length, token, n_query, index = row_of(row, request, q_start, kv_len)
     places = table + index.to(tl.int64) * table_stride
     first, end = reach(length, n_query, tile, TOKENS, WINDOW, FIXED if FIXED > 0 else BLOCK_N)
@@ -135,8 +152,21 @@ def grouped(  # type: ignore[no-untyped-def]
         if place >= 0:
             from_token = first + place * chunk
             to_token = tl.minimum(from_token + chunk, end)
+    busy = (row >= 0) & (n_query > 0) & (from_token < to_token)
+    k_at = tl.arange(0, BLOCK_K)
+    v_at = tl.arange(0, BLOCK_V)
+    if EARLY:
+        n_at = from_token + tl.arange(0, BLOCK_N)
+        there = (n_at < to_token) & busy
+        slot = slots_of(places, n_at, there, GRANULE, True)
+        from_k = numbers_at(keys, kv_head, slot, k_stride, k_at, K_SIZE)
+        from_v = numbers_at(values, kv_head, slot, v_stride, v_at, V_SIZE)
+        # the step's own token, which is the row's last one, is still being written
+        old = there & (n_at < length - 1)
+        k = tl.load(from_k, mask=inside_of(old, k_at, K_SIZE), other=0.0, cache_modifier=".cg")
+        v = tl.load(from_v, mask=inside_of(old, v_at, V_SIZE), other=0.0, cache_modifier=".cg")
     wait(PDL)
-    if (row < 0) | (n_query <= 0) | (from_token >= to_token):
+    if not busy:
         return
 
     m_at = tl.arange(0, BLOCK_M)
@@ -147,24 +177,27 @@ def grouped(  # type: ignore[no-untyped-def]
     query = length - n_query + tile * TOKENS + own
     rows = (token + tile * TOKENS + own).to(tl.int64)
     heads = kv_head * GROUP + head
-    k_at = tl.arange(0, BLOCK_K)
-    v_at = tl.arange(0, BLOCK_V)
+    if EARLY:
+        new = n_at == length - 1
+        k = tl.load(from_k, mask=inside_of(new, k_at, K_SIZE), other=k)
+        v = tl.load(from_v, mask=inside_of(new, v_at, V_SIZE), other=v)
     x = tl.load(
         q + rows[:, None] * q_stride + (heads * K_SIZE)[:, None] + k_at[None, :],
         mask=real[:, None] & (k_at < K_SIZE)[None, :],
         other=0.0,
     )
     release(PDL)
+    if EARLY:
+        # all loads are on their way before the compiler waits for one
+        k, v = here(k, PDL), here(v, PDL)
+    m, l, acc = nothing(BLOCK_M, BLOCK_V)  # noqa: E741
     if FIXED > 0:
-        m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
-        acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
         for start in tl.range(from_token, to_token, FIXED, num_stages=1):
+            none_m, none_l, none = nothing(BLOCK_M, BLOCK_V)
             part_m, part_l, part = attend(
-                x, query, keys, values, k_marks, v_marks, kv_head, places, start,
+                none_m, none_l, none, x, query, keys, values, k_marks, v_marks, kv_head, places, start,
                 tl.minimum(start + FIXED, to_token), k_stride, v_stride, SCALE, SOFT_CAP, WINDOW, True, GRANULE,
-                KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP,
-                BLOCK_V, BLOCK_N, STAGES,
+                KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP, BLOCK_N, STAGES,
             )  # fmt: skip
             part, part_lse = normalized(part_m, part_l, part)
             m, l, acc = fold(m, l, acc, part, part_lse)  # noqa: E741
@@ -175,10 +208,14 @@ def grouped(  # type: ignore[no-untyped-def]
             K_CODES, K_GROUP, V_CODES, V_GROUP, BLOCK_N, STAGES,
         )  # fmt: skip
     else:
+        begin = from_token
+        if EARLY:
+            m, l, acc = seen(m, l, acc, x, query, k, v, n_at, there, SCALE, SOFT_CAP, WINDOW, False)  # noqa: E741
+            begin += BLOCK_N
         m, l, acc = attend(  # noqa: E741
-            x, query, keys, values, k_marks, v_marks, kv_head, places, from_token,
+            m, l, acc, x, query, keys, values, k_marks, v_marks, kv_head, places, begin,
             to_token, k_stride, v_stride, SCALE, SOFT_CAP, WINDOW, TOKENS > 1, GRANULE,
-            KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP, BLOCK_V, BLOCK_N, STAGES,
+            KV_HEADS, K_SIZE, V_SIZE, K_CODES, K_GROUP, V_CODES, V_GROUP, BLOCK_N, STAGES,
         )  # fmt: skip
     y, y_lse = normalized(m, l, acc)
 

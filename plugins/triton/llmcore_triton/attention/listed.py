@@ -97,14 +97,17 @@ class Config:
     """Rows of a tile."""
     registers: int = 0
     """Most registers of a thread, so that more programs fit on a multiprocessor. 0: the compiler decides."""
+    early: bool = False
+    """Whether a program of decode reads its first block of KV while the kernel before still runs. Steps of few
+    programs take less time so."""
 
 
 def fitting(context: OpContext, config: Config) -> Config:
     """Reduces first `config`'s stages and then its block until they fit into shared memory."""
     room = _SHARED[(context.device.capability or 0) >= launch.HOPPER]
     while in_flight(context, config.block_n, config.stages) > room and config.block_n > 16:
-        changed = {"stages": config.stages - 2} if config.stages > 3 else {"block_n": config.block_n // 2}
-        config = replace(config, **changed)
+        shallow = replace(config, stages=config.stages - 2)
+        config = shallow if config.stages > 3 else replace(config, block_n=config.block_n // 2)
     return config
 
 
@@ -237,6 +240,10 @@ class Listed:
         """Returns the kernel's first arguments: what it reads, and how far apart the rows are."""
         return q, *pools(kv), q.stride(0), kv[0].stride(0), kv[1].stride(0)
 
+    def known(self, rows: int) -> dict[str, Any]:
+        """Returns what the kernel is compiled for in a step of `rows` rows."""
+        return {}
+
     def workspace(self, limits: AttnLimits) -> None:
         """Reserve memory for partial results, shared with the model's other kernels."""
         room = self.planner.reserve(limits)
@@ -271,7 +278,7 @@ class Listed:
         table, kv_len, q_start = meta["table"], meta["kv_len"], meta["q_start"]
         summed = partial if lse is None else lse
         grid = (self._programs, kv_len.shape[0] if items is None else items.shape[0] // 4 - 1)
-        self._kernel.but(LISTED=items is not None, LSE=lse is not None)(
+        self._kernel.but(LISTED=items is not None, LSE=lse is not None, **self.known(len(kv_len)))(
             grid, *self.read(q, kv), out, summed, table, meta["request"], q_start, kv_len,
             kv_len if items is None else items, partial, room, table.stride(0), out.stride(0),
         )  # fmt: skip

@@ -41,6 +41,7 @@ def merge_row(  # type: ignore[no-untyped-def]
     BLOCK_C chunks are read at a time. Data of the step's first kernels and uploads is read before `wait`: the
     attention kernel just ahead releases this one only after its own `wait`.
     """
+    release(PDL)
     head, row = tl.program_id(1), tl.program_id(2)
     # bypass the L1 cache, which may hold the previous step's data
     at = tl.load(firsts + row, cache_modifier=".cg").to(tl.int64)
@@ -48,7 +49,6 @@ def merge_row(  # type: ignore[no-untyped-def]
     length = tl.load(kv_len + row, cache_modifier=".cg")
     token = tl.load(q_start + row, cache_modifier=".cg").to(tl.int64)
     wait(PDL)
-    release(PDL)
     if at < 0:
         return
     first, last = reach(length, 1, 0, 1, WINDOW, ALIGN)
@@ -106,8 +106,8 @@ def merge_tile(  # type: ignore[no-untyped-def]
 
     The item is the tile's first one. AHEAD chunks are loaded at a time: the sum needs the order, the loads do not.
     """
-    wait(PDL)
     release(PDL)
+    wait(PDL)
     head = tl.program_id(0)
     record = items + (tl.program_id(1) + 1) * 4
     row = tl.load(record)

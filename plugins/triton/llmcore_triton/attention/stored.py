@@ -47,6 +47,12 @@ def inside_of(there, at, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def numbers_at(pool, head, slot, stride, at, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns where the numbers `at` [BLOCK] of one head are at slots [N], [N, BLOCK]. `stride`: from slot to slot."""
+    return pool + head * SIZE + slot[:, None] * stride + at[None, :]
+
+
+@triton.jit
 def rows_of(  # type: ignore[no-untyped-def]
     pool, marks, head, slot, there, stride,
     BLOCK: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
@@ -59,7 +65,7 @@ def rows_of(  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     inside = inside_of(there, at, SIZE)
     if CODES == "":
-        rows = tl.load(pool + head * SIZE + slot[:, None] * stride + at[None, :], mask=inside, other=0.0)
+        rows = tl.load(numbers_at(pool, head, slot, stride, at, SIZE), mask=inside, other=0.0)
     else:
         if CODES == "u4":
             # elements d and d + SIZE / 2 share a byte, which a warp loads once for both
@@ -67,7 +73,7 @@ def rows_of(  # type: ignore[no-untyped-def]
             pairs = pool + head * MIDDLE + slot[:, None] * stride + (at % MIDDLE)[None, :]
             codes = (tl.load(pairs, mask=inside, other=0.0) >> (at // MIDDLE * 4).to(tl.uint8)[None, :]) & 15
         else:
-            codes = tl.load(pool + head * SIZE + slot[:, None] * stride + at[None, :], mask=inside, other=0.0)
+            codes = tl.load(numbers_at(pool, head, slot, stride, at, SIZE), mask=inside, other=0.0)
             if CODES == "e4m3":
                 # of latents, which two products take, the compiler would else not load codes ahead
                 codes = as_f16(codes, CODES, True)

@@ -42,9 +42,11 @@ def row_of(row, request, q_start, kv_len):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def slots_of(places, token, there, GRANULE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the int64 slots of tokens of the row whose table starts at `places`."""
-    slot = tl.load(places + token // GRANULE, mask=there, other=0).to(tl.int64)
+def slots_of(places, token, there, GRANULE: tl.constexpr, EARLY: tl.constexpr = False):  # type: ignore[no-untyped-def]
+    """Returns the int64 slots of tokens of the row whose table starts at `places`. EARLY: `wait` comes later."""
+    # bypass the L1 cache, which may hold the previous step's data
+    policy: tl.constexpr = ".cg" if EARLY else ""
+    slot = tl.load(places + token // GRANULE, mask=there, other=0, cache_modifier=policy).to(tl.int64)
     if GRANULE > 1:
         slot = slot * GRANULE + token % GRANULE
     return slot
@@ -62,7 +64,16 @@ def capped(scores, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr):  # type: ignore
 
 
 @triton.jit
+def nothing(M: tl.constexpr, BLOCK_V: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns (m, l, acc) of queries that have seen nothing: see `attend`."""
+    return tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, BLOCK_V], tl.float32)
+
+
+@triton.jit
 def attend(  # type: ignore[no-untyped-def]
+    m,
+    l,  # noqa: E741 - the usual name
+    acc,
     q,
     query,
     keys,
@@ -87,43 +98,49 @@ def attend(  # type: ignore[no-untyped-def]
     K_GROUP: tl.constexpr,
     V_CODES: tl.constexpr,
     V_GROUP: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Attention of queries q [M, >= K_SIZE, zero beyond] at positions `query` [M] over KV tokens first to last of KV
-    head `head`. `quantized_kv` says what pools, marks and their constants are.
+    head `head`, after those that m, l and acc are of. `quantized_kv` says what pools, marks and their constants are.
 
     Returns the largest score m [M], the sum l [M] of exp2(score - m), and acc [M, BLOCK_V], the values with these
     weights. A row that sees nothing has -inf, 0 and 0. Without CAUSAL all queries see up to `last`.
     """
-    M: tl.constexpr = q.shape[0]
     BLOCK_K: tl.constexpr = q.shape[1]
-    m = tl.full([M], float("-inf"), tl.float32)
-    l = tl.zeros([M], tl.float32)  # noqa: E741 - the usual name
-    acc = tl.zeros([M, BLOCK_V], tl.float32)
+    BLOCK_V: tl.constexpr = acc.shape[1]
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         token = start + tl.arange(0, BLOCK_N)
         there = token < last
         slot = slots_of(places, token, there, GRANULE)
         k = rows_of(keys, k_marks, head, slot, there, k_stride, BLOCK_K, KV_HEADS, K_SIZE, K_CODES, K_GROUP, q.dtype)
-        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), SCALE, SOFT_CAP)
-        seen = there[None, :]
-        if CAUSAL:
-            seen = seen & (token[None, :] <= query[:, None])
-        if WINDOW > 0:
-            seen = seen & (token[None, :] > query[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-        highest = tl.maximum(m, tl.max(scores, 1))
-        # a row that has seen nothing yet has no finite maximum to subtract
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-        p = tl.exp2(scores - base[:, None])
-        keep = tl.exp2(m - base)
         v = rows_of(values, v_marks, head, slot, there, v_stride, BLOCK_V, KV_HEADS, V_SIZE, V_CODES, V_GROUP, q.dtype)
-        l = l * keep + tl.sum(p, 1)  # noqa: E741
-        acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
-        m = highest
+        m, l, acc = seen(m, l, acc, q, query, k, v, token, there, SCALE, SOFT_CAP, WINDOW, CAUSAL)  # noqa: E741
     return m, l, acc
+
+
+@triton.jit
+def seen(  # type: ignore[no-untyped-def]
+    m, l, acc, q, query, k, v, token, there,  # noqa: E741
+    SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Returns (m, l, acc) of `attend` after queries have also seen keys k [N, >= K_SIZE] and values v [N, BLOCK_V] of
+    the tokens `token` [N] that are `there`."""
+    scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), SCALE, SOFT_CAP)
+    sees = there[None, :]
+    if CAUSAL:
+        sees = sees & (token[None, :] <= query[:, None])
+    if WINDOW > 0:
+        sees = sees & (token[None, :] > query[:, None] - WINDOW)
+    scores = tl.where(sees, scores, float("-inf"))
+    highest = tl.maximum(m, tl.max(scores, 1))
+    # a row that has seen nothing yet has no finite maximum to subtract
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    p = tl.exp2(scores - base[:, None])
+    keep = tl.exp2(m - base)
+    l = l * keep + tl.sum(p, 1)  # noqa: E741
+    acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
+    return highest, l, acc
 
 
 @triton.jit

@@ -25,11 +25,11 @@ def _sum(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """out [T, SIZE]: the sum of each token's TOP_K rows of y by their weights, in their order, and then its row of
     extra."""
+    release(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     keep = columns < SIZE
     wait(PDL)
-    release(PDL)
     acc = tl.zeros([BLOCK], dtype=tl.float32)
     for choice in tl.static_range(TOP_K):
         pair = token * TOP_K + choice

@@ -44,13 +44,13 @@ def _quantized(  # type: ignore[no-untyped-def]
 
     With STATIC the scale `fixed` [1] is that of all rows.
     """
+    release(PDL)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * BLOCK
     columns = first + tl.arange(0, BLOCK)
     keep = (rows < n_rows)[:, None] & (columns < SIZE)[None, :]
     start = x + (rows * stride)[:, None] + columns[None, :]
     wait(PDL)
-    release(PDL)
     value = tl.load(start, mask=keep, other=0.0)
     if GATED:
         gate = value.to(tl.float32)

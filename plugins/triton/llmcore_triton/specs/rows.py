@@ -46,11 +46,11 @@ _KERNELS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("sample.best", (), "the best of chunks, then of the part"),
     ("sample.part", (), "a block by its mass, then a token in it"),
     ("sample.pick", (), "one program per row"),
-    ("moe.route", ("experts", "top_k", "size"), "one launch, the inputs of few tokens split over programs"),
+    ("moe.route", ("experts", "top_k", "size"), "products whose inputs may be split, then a program per token"),
     ("moe.dispatch", ("experts", "top_k"), "one launch, a program per expert"),
     ("moe.experts", EXPERTS, "two launches over tiles of each expert's tokens"),
     ("moe.combine", ("top_k", "size"), "blocks of columns"),
-    ("moe.fused", EXPERTS, "three launches for one token, four for up to 16, nothing sorted"),
+    ("moe.fused", EXPERTS, "four launches for one token, five for up to 16, nothing sorted"),
 )
 """Op, the sizes that its kernel is made for, and a short description."""
 

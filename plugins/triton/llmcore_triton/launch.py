@@ -31,6 +31,9 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 
 HOPPER = 90
 
+APART = False
+"""True: no kernel starts before the one ahead has ended, except in a kernel's first launch. For comparisons."""
+
 
 def overlaps(context: OpContext) -> bool:
     """True if the device can start a kernel before the previous one has ended (the constexpr PDL of kernels)."""
@@ -181,6 +184,8 @@ class Box(TensorDescriptor):  # type: ignore[misc]
 
 def launch_of(compiled: Any, boxes: tuple[int, ...], constants: tuple[Any, ...]) -> Launch:
     """Returns a function that launches a compiled kernel. `boxes`: places of the arguments that are descriptors."""
+    if APART:
+        compiled.run.launch_pdl = False
     found = _entry(compiled.run, bool(boxes))
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     if found is None:

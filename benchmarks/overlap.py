@@ -78,9 +78,8 @@ def main() -> int:
         for how in ("overlapping", "apart")
     )
     wrong = 0
-    for batch, digests in overlapping.items():
-        same = sum(digest == apart[batch][0] for digest in digests)
-        again = sum(digest == apart[batch][0] for digest in apart[batch])
+    for batch, found in overlapping.items():
+        same, again = (each.count(apart[batch][0]) for each in (found, apart[batch]))
         wrong += same < ROUNDS
         print(f"batch {batch}: tokens as one after another in {same} of {ROUNDS} rounds, and these in {again}")
     return 1 if wrong else 0

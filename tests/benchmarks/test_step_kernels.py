@@ -39,7 +39,7 @@ def trace() -> Iterator[dict[str, Any]]:
 
 def test_a_kernel_has_a_row_for_each_place_and_grid(step_kernels: Any) -> None:
     rows = step_kernels.rows_of(trace(), 2)
-    assert [(row.name, row.grid, row.between, row.calls, row.us) for row in rows] == [
+    assert [tuple(row)[:5] for row in rows] == [
         ("words", "64x1x1", "words, at::native::pick", 1, 40),
         ("words", "132x1x1", "norm, attend", 1, 20),
         ("words", "132x1x1", "attend, words", 1, 15),
@@ -48,6 +48,16 @@ def test_a_kernel_has_a_row_for_each_place_and_grid(step_kernels: Any) -> None:
         ("at::native::pick", "1x1x1", "words, norm", 1, 4),
         ("Memcpy HtoD", "", "", 1, 2),
     ]
+
+
+def test_kernels_add_up_to_the_steps(step_kernels: Any) -> None:
+    """Also the time before a kernel in which none runs, and not the time in which the one before still runs."""
+    rows = step_kernels.rows_of(trace(), 2)
+    added = {(row.name, row.between): row.added for row in rows}
+    # the first step has no time before its first kernel
+    assert added["norm", "at::native::pick, words"] == (10 + 16) / 2
+    assert added["words", "attend, words"] == 14 and added["words", "words, at::native::pick"] == 41
+    assert added["Memcpy HtoD", ""] == 0 and sum(row.added for row in rows) == 194 / 2
 
 
 def test_time_without_a_kernel(step_kernels: Any) -> None:

@@ -142,21 +142,24 @@ def test_deterministic(op: str) -> None:
     assert configs[0] == configs[1] and spec_of(op).batch_invariant
 
 
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("tokens", [1, 5, 20])
-def test_a_row_of_nan_chooses_experts_that_there_are(tokens: int) -> None:
+def test_a_row_of_nan_chooses_experts_that_there_are(tokens: int, turns: bool) -> None:
     """And no other row sees it; rows lie apart, with NaN between them. An f32 router beside a half model."""
     where = context("moe.route", "f16", 1, **{**SMALL, "experts": 6, "groups": 2, "top_groups": 1})
     x, weight, bias = sample(where, tokens)
     wide = torch.full((tokens, 80), torch.nan, dtype=DTYPES["f16"])
     wide[:, 8:56] = x
     expected, best = moe_route.make(where)(x, weight, bias)
+    kernel = route.make_with(where, {"turns": turns})
     for router in (weight, weight.float()):
-        weights, chosen = route.make(where)(wide[:, 8:56], router, bias)
+        weights, chosen = kernel(wide[:, 8:56], router, bias)
         torch.testing.assert_close(weights, expected)
         assert torch.equal(chosen, best)
     wide[0] = torch.nan
-    weights, chosen = route.make(where)(wide[:, 8:56], weight, bias)
+    weights, chosen = kernel(wide[:, 8:56], weight, bias)
     assert weights[0].isnan().all() and bool(((chosen >= 0) & (chosen < 6)).all())
+    assert len(set(chosen[0].tolist())) == chosen.shape[1]
     torch.testing.assert_close(weights[1:], expected[1:])
 
 

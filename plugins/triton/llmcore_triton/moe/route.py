@@ -1,8 +1,8 @@
 """moe.route in two launches: the router's product, and each token's scores and best experts.
 
-Programs of the first one may share a product's inputs. Those of the second one add up their parts, a token each. One
-token with 128 experts takes 3.99 us so on an H200 (`scripts/tune.py`). If the last program of a single launch did both,
-it would take 5.10 us.
+Programs of the first one may share a product's inputs. Those of the second one add up their parts, a token each. So
+one token with 128 experts takes 3.99 us on an H200 (`scripts/tune.py`). It would take 5.10 us if the last program of a
+single launch did both.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from llmcore_triton.specs.rows import NAME
 
 _TILE = 16
 _STAGES = 3
+
+_LEAST = tl.constexpr(-3.0e38)
+"""Less than every score that is a number. Only columns without an expert have less."""
 
 
 class Route:
@@ -57,8 +60,9 @@ class Route:
             SIGMOID=shape.get("scoring") == "sigmoid",
             NORMALIZE=bool(shape.get("normalize")),
             SCALE=float(shape.get("scale") or 1.0),
+            TURNS=config["turns"],
             PDL=overlap,
-            num_warps=max(self._columns // 32, 1),
+            num_warps=1 if config["turns"] else max(self._columns // 32, 1),
             launch_pdl=overlap,
         )
 
@@ -84,14 +88,19 @@ class Route:
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """The default splits the inputs of few tokens over programs. Under `deterministic` no inputs are split."""
+    """The default splits the inputs of few tokens over programs. Under `deterministic` no inputs are split.
+
+    `turns`: a token's experts are found one after the other, and not all at once. With 128 experts this takes a fifth
+    of the instructions. A token that is alone would wait longer.
+    """
     if context.deterministic:
-        return {"block_m": _TILE, "block_k": 64 if context.dtype != "f32" else 32, "splits": 1, "warps": 4}
+        block_k = 64 if context.dtype != "f32" else 32
+        return {"block_m": _TILE, "block_k": block_k, "splits": 1, "warps": 4, "turns": False}
     splits = (16, 16, 8, 4, 1)[context.bucket]
     wide = size(context, "experts") > 128
     block_k = 32 if context.dtype == "f32" else 128 if splits > 4 and not wide else 64
     block_m, warps = 16 if splits > 1 else 32, 8 if wide else 4
-    return {"block_m": block_m, "block_k": block_k, "splits": splits, "warps": warps}
+    return {"block_m": block_m, "block_k": block_k, "splits": splits, "warps": warps, "turns": splits == 1}
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
@@ -106,9 +115,10 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
         splits = (8, 16, 32) if context.bucket < 2 else (2, 4, 8)
         shapes = [(16, k, parts, warps) for parts in splits for k in (64, 128) for warps in (2, 4, 8)]
     for block_m, block_k, parts, warps in shapes:
-        config = {"block_m": block_m, "block_k": block_k, "splits": parts, "warps": warps}
+        config = {**base, "block_m": block_m, "block_k": block_k, "splits": parts, "warps": warps}
         if context.dtype != "f32" and config != base:
             yield config
+    yield {**base, "turns": not base["turns"]}
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Route:
@@ -186,26 +196,35 @@ def router(  # type: ignore[no-untyped-def]
 def _in_groups(  # type: ignore[no-untyped-def]
     choice, GROUPS_PADDED: tl.constexpr, PADDED: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
 ):  # fmt: skip
-    """Returns choice [GROUPS_PADDED PADDED] with -inf outside the best groups."""
+    """Returns choice [GROUPS_PADDED PADDED] with _LEAST outside the best groups."""
     grouped = tl.reshape(choice, [GROUPS_PADDED, PADDED])
     score = tl.max(grouped, axis=1)
     if TOP2:
         first = tl.argmax(grouped, axis=1)
         places = tl.arange(0, PADDED)[None, :]
         score += tl.max(tl.where(places == first[:, None], float("-inf"), grouped), axis=1)
-    kept = _place(score, score == score) < TOP_GROUPS
-    return tl.reshape(tl.where(kept[:, None], grouped, float("-inf")), [GROUPS_PADDED * PADDED])
+    kept = _place(score) < TOP_GROUPS
+    return tl.reshape(tl.where(kept[:, None], grouped, _LEAST), [GROUPS_PADDED * PADDED])
 
 
 @triton.jit
-def _place(score, real):  # type: ignore[no-untyped-def]
-    """Returns the place of each score [N] among those that are `real`: the number of those that are higher, or as high
-    and before it. All places come from one sum. Taking the highest, then the next, would need a turn for each."""
+def _place(score):  # type: ignore[no-untyped-def]
+    """Returns the place of each score [N]: the number of those that are higher, or as high and before it."""
     columns = tl.arange(0, score.shape[0])
-    higher = (score[:, None] > score[None, :]) | (
-        (score[:, None] == score[None, :]) & (columns[:, None] < columns[None, :])
-    )
-    return tl.sum((higher & real[:, None]).to(tl.int32), axis=0)
+    before = (score[:, None] == score[None, :]) & (columns[:, None] < columns[None, :])
+    return tl.sum(((score[:, None] > score[None, :]) | before).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _place_of_best(score, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the same for the COUNT best scores, and COUNT for the others."""
+    columns = tl.arange(0, score.shape[0])
+    place = tl.full(score.shape, COUNT, dtype=tl.int32)
+    for turn in tl.static_range(COUNT):
+        hit = columns == tl.argmax(score, axis=0)
+        place = tl.where(hit, turn, place)
+        score = tl.where(hit, float("-inf"), score)
+    return place
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -213,7 +232,7 @@ def select(  # type: ignore[no-untyped-def]
     parts, bias, weights, chosen, tokens,
     SPLITS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, GROUPS_PADDED: tl.constexpr,
     PADDED: tl.constexpr, TOP_K: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr, SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr, SCALE: tl.constexpr, TURNS: tl.constexpr, PDL: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """weights and chosen [tokens, TOP_K], a token for each program, from `parts` of `router`."""
     release(PDL)
@@ -237,10 +256,11 @@ def select(  # type: ignore[no-untyped-def]
         scores = powers / tl.sum(powers, axis=0)
     choice = scores + offset
     # a row of NaN still gets experts that exist
-    choice = tl.where(real & (choice == choice), choice, float("-inf"))
+    choice = tl.where(choice == choice, choice, _LEAST)
     if GROUPS > 1:
-        choice = _in_groups(choice, GROUPS_PADDED, PADDED, TOP_GROUPS, TOP2)
-    place = _place(choice, real)
+        choice = _in_groups(tl.where(real, choice, float("-inf")), GROUPS_PADDED, PADDED, TOP_GROUPS, TOP2)
+    choice = tl.where(real, choice, float("-inf"))
+    place = _place_of_best(choice, TOP_K) if TURNS else _place(choice)
     best = real & (place < TOP_K)
     if NORMALIZE:
         scores = scores / (tl.sum(tl.where(best, scores, 0.0), axis=0) + 1e-20)

@@ -33,6 +33,9 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
         for per_processor in (2, 4):
             yield vars(replace(config, per_processor=per_processor))
     if context.bucket < 2 and not half(context):
+        base = decoding(context)
         for block_n, least in ((64, 64), (64, 128), (64, 256), (32, 32), (32, 64), (128, 128)):
             for early in (False, True):
-                yield vars(replace(decoding(context), block_n=block_n, least=least, early=early))
+                yield vars(replace(base, block_n=block_n, least=least, early=early))
+        for block_n, warps in ((32, 2), (32, 1), (16, 1)):
+            yield vars(replace(base, block_n=block_n, warps=warps, stages=3, least=block_n, early=True))

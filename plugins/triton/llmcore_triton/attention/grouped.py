@@ -125,8 +125,7 @@ def grouped(  # type: ignore[no-untyped-def]
     tokens of a chunk, or 0. With it each chunk is computed by itself and chunks are folded in order. The bits of a
     result then depend neither on its tile nor on the number of programs.
 
-    EARLY: the first block of KV is read before `wait`, except for the tokens of this step. Kernels before the one just
-    ahead wrote it.
+    EARLY: the first block of KV is read before `wait`, except for the token of this step. Earlier steps wrote it.
     """
     kv_head = tl.program_id(0)
     row = tl.program_id(1)

@@ -155,8 +155,8 @@ def _fits(context: OpContext, config: Mapping[str, Any]) -> bool:
     return _together(context, "gate_up")[1] * _registers(context, "gate_up", config["gate_up"]) <= max(_WORDS)
 
 
-_GATE_UP = ((2, 2), (1, 1), (2, 1), (4, 2), (8, 2), (8, 4))
-_DOWN = ((4, 2), (2, 1), (2, 2), (8, 2), (4, 4), (8, 4))
+_GATE_UP = ((2, 2), (1, 1), (2, 1), (4, 2), (8, 2), (8, 4), (4, 4), (2, 4))
+_DOWN = ((4, 2), (2, 1), (2, 2), (8, 2), (4, 4), (8, 4), (2, 4))
 """Outputs of a program, and its warps."""
 
 _LONG = (1, 4)

@@ -129,6 +129,15 @@ def test_the_launcher_that_is_known_is_entered_with_addresses(kernel: Kernel) ->
     assert kernel.run.entered == [(2, 4, 1, 77, *HEAD, y.data_ptr(), 6, 8, 64)]
 
 
+def test_apart_no_kernel_overlaps(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "APART", True)
+    bound, kernel.run = launch.Bound(kernel, BLOCK=64), InC([], 4)
+    for _ in range(2):
+        bound((1,), torch.zeros(8), 5, 8)
+    (entered,) = kernel.run.entered
+    assert entered[4:7] == ("function", False, False)
+
+
 @pytest.mark.parametrize("change", ["version", "scratch"])
 def test_any_other_launcher_is_called_as_triton_does(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, change: str

@@ -5,10 +5,12 @@ it may only read data that no kernel writes (weights). After `wait` it sees all 
 `release` lets the next kernel start. It does not change what that kernel may read.
 
 Large kernels release after their `wait`. So a kernel behind them sees everything that was written before they began.
-Short ones (norms, rope, merges, routes, sums over experts) release at once, so that the kernel behind them reads its
-weights while the one ahead of them still runs. It may not read what that one writes. Some kernels read data that is
-known to be old enough before `wait`, bypassing the L1 cache. Attention reads a step's lengths and lists so, and the KV
-of earlier tokens, because the linear that makes queries lies between. tests/triton/test_overlap.py lists all of both.
+Some short ones (RMS norms, rope with its KV, merges, choices and sums of experts) release at once. The kernel behind
+them then reads its weights while the one ahead of them still runs. It may not read what that one writes.
+
+Some kernels read data that is known to be old enough before `wait`, bypassing the L1 cache. Attention reads a step's
+lengths and lists so, and the KV of earlier tokens, because the linear that makes queries lies between. All kernels of
+both kinds are listed in tests/triton/test_overlap.py.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Any
 from llmcore.api import OpContext
 
 from llmcore_triton import tuned
-from llmcore_triton.attention.codes import half
 from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import BLOCKS, Config, decoding, timed, timed_over_codes
+from llmcore_triton.specs.layouts import QUANTIZED
 
 KERNEL = "gqa_flashdecoding"
 
@@ -32,9 +32,13 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     for config in timed(context, BLOCKS):
         for per_processor in (2, 4):
             yield vars(replace(config, per_processor=per_processor))
-    if context.bucket < 2 and not half(context):
+    if context.bucket < 2:
         base = decoding(context)
-        for block_n, least in ((64, 64), (64, 128), (64, 256), (32, 32), (32, 64), (128, 128)):
+        for least in (64, 256):
+            yield vars(replace(base, least=least))
+        if context.layout in QUANTIZED:
+            return
+        for block_n, least in ((64, 64), (64, 128), (32, 32), (32, 64)):
             for early in (False, True):
                 yield vars(replace(base, block_n=block_n, least=least, early=early))
         for block_n, warps in ((32, 2), (32, 1), (16, 1)):

@@ -15,6 +15,7 @@ from llmcore_triton.attention.listed import Config, Listed, reserve, sizes
 from llmcore_triton.attention.stored import inside_of, numbers_at, stored_as
 from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, nothing, reach, row_of, seen, slots_of
 from llmcore_triton.launch import Bound, here, release, wait
+from llmcore_triton.specs.layouts import QUANTIZED
 
 
 class Grouped(Listed):
@@ -31,11 +32,10 @@ class Grouped(Listed):
         rows = max(LEAST if halved and decode else config.block_m, padded)
         tokens = None if decode else rows // padded
         super().__init__(context, config, programs=spec.kv_heads, tokens=tokens, fixed=fixed)
-        stored = stored_as(context)
         compiled = {
             **sizes(spec, context.granule),
-            **stored,
-            "EARLY": config.early and decode and fixed is None and not (stored["K_CODES"] or stored["V_CODES"]),
+            **stored_as(context),
+            "EARLY": config.early and decode and fixed is None and context.layout not in QUANTIZED,
             "HALF": halved,
             "KV_HEADS": spec.kv_heads,
             "GROUP": group,

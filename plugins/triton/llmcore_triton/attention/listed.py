@@ -98,8 +98,7 @@ class Config:
     registers: int = 0
     """Most registers of a thread, so that more programs fit on a multiprocessor. 0: the compiler decides."""
     early: bool = False
-    """Whether a program of decode reads its first block of KV while the kernel before still runs. Steps of few
-    programs take less time so."""
+    """A program of decode reads its first block of KV while the kernel ahead still runs, unless KV is in codes."""
 
 
 def fitting(context: OpContext, config: Config) -> Config:

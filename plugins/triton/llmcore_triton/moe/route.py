@@ -16,8 +16,8 @@ import triton.language as tl
 from llmcore.api import OpContext
 
 from llmcore_triton import tuned
-from llmcore_triton.launch import Bound, overlaps, release, wait
-from llmcore_triton.linear_shapes import power_of_two
+from llmcore_triton.launch import Bound, overlaps, place, release, wait
+from llmcore_triton.linear_shapes import buffer, power_of_two
 from llmcore_triton.rows import size
 from llmcore_triton.specs.rows import NAME
 
@@ -50,6 +50,8 @@ class Route:
             num_stages=_STAGES,
             launch_pdl=overlap,
         )
+        # memory that no other call gets while `select` reads it: `gate_up_of_token` writes before its wait
+        self._few = buffer(place(context), torch.float32, power_of_two(config["splits"] * _TILE * self._columns))
         self._select = Bound(
             select,
             SPLITS=config["splits"],
@@ -72,7 +74,9 @@ class Route:
         """x [T, size], weight [experts, size], bias [experts] f32 or None -> weights f32, experts int32 [T, top_k]."""
         tokens, inputs, config = len(x), weight.shape[1], self._config
         splits, block_k = config["splits"], config["block_k"]
-        parts = torch.empty((splits, tokens, self._columns), dtype=torch.float32, device=x.device)
+        parts = self._few
+        if tokens > _TILE:
+            parts = torch.empty(splits * tokens * self._columns, dtype=torch.float32, device=x.device)
         weights = torch.empty((tokens, self._top_k), dtype=torch.float32, device=x.device)
         chosen = torch.empty((tokens, self._top_k), dtype=torch.int32, device=x.device)
         # programs without inputs write zeros
@@ -91,7 +95,7 @@ def default(context: OpContext) -> dict[str, Any]:
     """The default splits the inputs of few tokens over programs. Under `deterministic` no inputs are split.
 
     `turns`: a token's experts are found one after the other, and not all at once. With 128 experts this takes a fifth
-    of the instructions. A token that is alone would wait longer.
+    of the instructions, in turns that need each other. It has not been timed.
     """
     if context.deterministic:
         block_k = 64 if context.dtype != "f32" else 32
@@ -176,7 +180,6 @@ def router(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """parts [splits, tokens, columns] = x weight^T over the inputs of each split. Program (tile of BLOCK_M tokens,
     split). A split is `steps` steps of BLOCK_K inputs."""
-    release(PDL)
     tile, split = tl.program_id(0), tl.program_id(1)
     width: tl.constexpr = GROUPS_PADDED * PADDED
     experts, real = _columns(GROUPS, GROUP_SIZE, GROUPS_PADDED, PADDED)
@@ -184,6 +187,8 @@ def router(  # type: ignore[no-untyped-def]
     acc = tl.zeros([BLOCK_M, width], dtype=tl.float32)
     w = _weights(weight, experts, real, split * steps, inputs, BLOCK_K, EVEN_K)
     wait(PDL)
+    # not before: `gate_up_of_token`, two kernels on, reads what x is read from before its own wait
+    release(PDL)
     acc = _added(acc, w, x, split * steps, lines, tokens, inputs, x_stride, BLOCK_K, EVEN_K)
     for step in range(split * steps + 1, (split + 1) * steps):
         w = _weights(weight, experts, real, step, inputs, BLOCK_K, EVEN_K)
@@ -196,7 +201,7 @@ def router(  # type: ignore[no-untyped-def]
 def _in_groups(  # type: ignore[no-untyped-def]
     choice, GROUPS_PADDED: tl.constexpr, PADDED: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
 ):  # fmt: skip
-    """Returns choice [GROUPS_PADDED PADDED] with _LEAST outside the best groups."""
+    """Returns choice [GROUPS_PADDED PADDED] with at most _LEAST outside the best groups."""
     grouped = tl.reshape(choice, [GROUPS_PADDED, PADDED])
     score = tl.max(grouped, axis=1)
     if TOP2:
@@ -204,7 +209,7 @@ def _in_groups(  # type: ignore[no-untyped-def]
         places = tl.arange(0, PADDED)[None, :]
         score += tl.max(tl.where(places == first[:, None], float("-inf"), grouped), axis=1)
     kept = _place(score) < TOP_GROUPS
-    return tl.reshape(tl.where(kept[:, None], grouped, _LEAST), [GROUPS_PADDED * PADDED])
+    return tl.reshape(tl.where(kept[:, None], grouped, tl.minimum(grouped, _LEAST)), [GROUPS_PADDED * PADDED])
 
 
 @triton.jit
@@ -256,10 +261,9 @@ def select(  # type: ignore[no-untyped-def]
         scores = powers / tl.sum(powers, axis=0)
     choice = scores + offset
     # a row of NaN still gets experts that exist
-    choice = tl.where(choice == choice, choice, _LEAST)
+    choice = tl.where(real, tl.where(choice == choice, choice, _LEAST), float("-inf"))
     if GROUPS > 1:
-        choice = _in_groups(tl.where(real, choice, float("-inf")), GROUPS_PADDED, PADDED, TOP_GROUPS, TOP2)
-    choice = tl.where(real, choice, float("-inf"))
+        choice = _in_groups(choice, GROUPS_PADDED, PADDED, TOP_GROUPS, TOP2)
     place = _place_of_best(choice, TOP_K) if TURNS else _place(choice)
     best = real & (place < TOP_K)
     if NORMALIZE:

@@ -63,9 +63,9 @@ def gate_up_of_token(  # type: ignore[no-untyped-def]
     expert that every token sees.
 
     A program has BLOCK_N outputs. The first programs compute the shared expert. They do not wait, so they run while
-    experts are chosen. This is safe. x comes from a kernel before the router's, which releases this one after its own
-    `wait`, and no other kernel uses `out` yet. The next kernel waits for all programs, so also for what the others of
-    them wait for.
+    experts are chosen. This is safe. Two kernels run ahead, `router` and `select`. x comes from a kernel before them,
+    and `router` releases the next one after its own `wait`. No other kernel uses `out` yet. The next kernel waits for
+    all programs, so also for what the others of them wait for.
     """
     tile = tl.program_id(0)
     early = 0

@@ -33,8 +33,8 @@ AHEAD: dict[str, set[str]] = {
     "quantized.direct_kernel.words_times_tokens": set(),
 }
 """Kernel that reads other data than weights before its `wait` -> kernels ahead of it, behind those that write the
-data, which must release after their own `wait`. Attention has none: a linear that makes queries always runs between the
-step's lists and it. The last kernel shares a function with experts, and reads weights alone."""
+data, which must release after their own `wait`. Attention has none: a linear that makes queries always runs between
+the step's lists and it. The last kernel shares a function with experts, and reads weights alone."""
 
 
 @cache

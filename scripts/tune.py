@@ -147,14 +147,18 @@ def _beside(
     jobs = [] if plain is None else jobs_for(registry, [plain], most=0)
     load_of = Workload(registry, plain, device, counts) if plain is not None and jobs else None
     for job in jobs if load_of is not None else ():
-        us = _time(load_of, job.make({}), timer, HEAT)
+        us = _mean(_times(load_of, job.make({}), timer, HEAT))
         print(f"{us:10.2f} us  beside it: {job.name}", flush=True)
 
 
-def _time(load_of: Workload, kernel: Kernel, timer: Timer, heat: float) -> float:
-    """The geometric mean of a kernel's microseconds over the cases. `heat`: seconds, where serving is hot."""
+def _times(load_of: Workload, kernel: Kernel, timer: Timer, heat: float) -> list[float]:
+    """A kernel's microseconds in each case. `heat`: seconds, where serving is hot."""
     heat = heat if load_of.context.bucket in HOT else 0.0
-    times = [timer(calls, heat) for calls in load_of.calls(kernel)]
+    return [timer(calls, heat) for calls in load_of.calls(kernel)]
+
+
+def _mean(times: Sequence[float]) -> float:
+    """Returns the geometric mean."""
     return math.exp(sum(map(math.log, times)) / len(times))
 
 
@@ -173,16 +177,17 @@ def _best(
         if left() <= 0 and timed:
             break
         try:
-            us = _time(load_of, job.make(config), timer, SCREEN if finals else HEAT)
+            times = _times(load_of, job.make(config), timer, SCREEN if finals else HEAT)
         except Exception as error:  # noqa: BLE001 - one that cannot run here is not chosen
             notes.append(f"{job.name}, {config}: {type(error).__name__}: {str(error).splitlines()[:1]}")
             continue
-        timed.append((us, len(timed), config))
+        timed.append((_mean(times), len(timed), config))
         if every:
-            print(f"{us:14.2f} us  {job.context.op}={job.spec.name} {config}", flush=True)
+            cases = ", ".join(f"{us:.2f}" for us in times)
+            print(f"{_mean(times):14.2f} us ({cases})  {job.context.op}={job.spec.name} {config}", flush=True)
     timed.sort()
     if finals:
-        again = [(_time(load_of, job.make(config), timer, HEAT), at, config) for _, at, config in timed[:FINALISTS]]
+        again = [(_mean(_times(load_of, job.make(config), timer, HEAT)), at, config) for _, at, config in timed[:FINALISTS]]
         timed = sorted(again) + timed[FINALISTS:]
     module = importlib.import_module(registry.find(OpSpec, job.context.op).module)
     for us, _, config in timed:
@@ -289,7 +294,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layout", help="of KV that a mode stores, such as token-int8: times attention over it")
     parser.add_argument("--mode", nargs="+", default=[], help="as in llmcore serve: times what the modes add")
     parser.add_argument("--tp", type=int, default=1, help="as in llmcore serve: times the share of one rank")
-    parser.add_argument("--all", action="store_true", help="print the time of every configuration")
+    parser.add_argument("--all", action="store_true", help="print each configuration's time, and those of its cases")
     parser.add_argument("--dtype", default="bf16", help="as --data_type")
     parser.add_argument("--heat", type=float, default=HEAT, help="seconds for which the best two run, where it is hot")
     parser.add_argument("--budget", type=float, default=230.0, help="seconds")

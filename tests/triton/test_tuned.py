@@ -9,13 +9,16 @@ from pathlib import Path
 import llmcore_triton
 import pytest
 from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext
+from llmcore.ops import made
 from llmcore.registry.loader import load
 from llmcore.registry.resolve import candidates_for, resolve, why_not
 from llmcore_devtools import registry_of
 from llmcore_triton import tuned
+from tune_cases import TUNABLE, contexts
 
 FILES = sorted((Path(llmcore_triton.__file__).parent / "tuned").glob("*.json"))
 REGISTRY = registry_of()
+CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -39,6 +42,36 @@ def test_entries_are_of_kernels_that_exist(file: Path) -> None:
             assert cost(resolve(kernels, context, {}).chosen, context) == min(fitting)
 
 
+@pytest.mark.parametrize(
+    ("model", "modes"),
+    [
+        ("llama-3.1-8b", ()),
+        ("llama-3.1-8b", ("triton_w4a16",)),
+        ("llama-3.1-8b", ("triton_w8a16",)),
+        ("llama-3.1-8b", ("fp8w8a8",)),
+        ("qwen3-30b-a3b", ()),
+        ("qwen3-30b-a3b", ("triton_w4a16",)),
+        ("deepseek-v2-lite", ()),
+    ],
+)
+def test_a_served_kernel_has_its_measured_configuration(
+    model: str, modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make` looks for the entry of the kernel that `made` makes. Otherwise the default would be served unnoticed."""
+    find, found, checked = tuned.find, list[tuned.Entry | None](), 0
+    monkeypatch.setattr(tuned, "find", lambda kernel, context: found.append(find(kernel, context)) or found[-1])
+    # tensors are on the CPU
+    device = DeviceInfo("cpu", "NVIDIA H200", capability=90, processors=132)
+    for context in contexts(REGISTRY, CONFIGS / model, device, TUNABLE, "bf16", modes=modes):
+        for spec, _ in candidates_for(REGISTRY, context.op):
+            if (entry := find(spec.name, context)) is not None and entry["config"]:
+                found.clear()
+                made(spec, context)
+                assert entry in found, f"{spec.name} of {context}"
+                checked += 1
+    assert checked >= 5
+
+
 def test_a_layout_that_quantizes_has_measurements_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = {"op": "attn.gqa.decode", "kernel": "k", "dtype": "bf16", "bucket": 0, "shape": {"heads": 4}, "us": 1.0}
     entries = [{**base, "config": {"block_n": 32}}, {**base, "layout": "token-int8", "config": {"block_n": 128}}]
@@ -49,7 +82,7 @@ def test_a_layout_that_quantizes_has_measurements_of_its_own(tmp_path: Path, mon
         device=DeviceInfo("cuda", "G", capability=90),
     )
     chosen = {
-        layout: tuned.choose("k", replace(where, layout=layout), {"block_n": 64})["block_n"]
+        layout: tuned.choose(replace(where, layout=layout, kernel="k"), {"block_n": 64})["block_n"]
         for layout in ("token", "token-int8", "token-fp8")
     }
     assert chosen == {"token": 32, "token-int8": 128, "token-fp8": 64}

@@ -64,7 +64,7 @@ class OpContext:
     shape: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)
     deterministic: bool = False
     kernel: str = ""
-    """The kernel that `KernelSpec.cost` is asked about; empty elsewhere."""
+    """The kernel that `KernelSpec.make` makes or `KernelSpec.cost` is asked about; empty elsewhere."""
     gather: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     """For attention, the `gather` of the group's llmcore.layers.Layout, through which any layout can be read. None if
     keys and values are stored as in the layout `token`."""

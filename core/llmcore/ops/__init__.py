@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -58,7 +58,7 @@ def made(kernel: KernelSpec, context: OpContext) -> Any:
     if kernel.name == REFERENCE:
         module = import_module(kernel.make.partition(":")[0])
         return module.make(context) if hasattr(module, "make") else module.reference
-    return load(kernel.make)(context)
+    return load(kernel.make)(replace(context, kernel=kernel.name))
 
 
 def packing(kernels: Sequence[Any]) -> Callable[..., Any] | None:

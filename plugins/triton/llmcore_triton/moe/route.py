@@ -1,7 +1,7 @@
 """moe.route in two launches: the router's product, and each token's scores and best experts.
 
 Programs of the first one may share a product's inputs. Those of the second one add up their parts, a token each. So
-one token with 128 experts takes 3.99 us on an H200 (`scripts/tune.py`). It would take 5.10 us if the last program of a
+one token with 128 experts takes 4.0 us on an H200 (`scripts/tune.py`). It would take 5.1 us if the last program of a
 single launch did both.
 """
 
@@ -19,7 +19,6 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps, place, release, wait
 from llmcore_triton.linear_shapes import buffer, power_of_two
 from llmcore_triton.rows import size
-from llmcore_triton.specs.rows import NAME
 
 _TILE = 16
 _STAGES = 3
@@ -62,9 +61,8 @@ class Route:
             SIGMOID=shape.get("scoring") == "sigmoid",
             NORMALIZE=bool(shape.get("normalize")),
             SCALE=float(shape.get("scale") or 1.0),
-            TURNS=config["turns"],
             PDL=overlap,
-            num_warps=1 if config["turns"] else max(self._columns // 32, 1),
+            num_warps=1,
             launch_pdl=overlap,
         )
 
@@ -92,19 +90,15 @@ class Route:
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """The default splits the inputs of few tokens over programs. Under `deterministic` no inputs are split.
-
-    `turns`: a token's experts are found one after the other, and not all at once. With 128 experts this takes a fifth
-    of the instructions, in turns that need each other. It has not been timed.
-    """
+    """The default splits the inputs of few tokens over programs. Under `deterministic` no inputs are split."""
     if context.deterministic:
         block_k = 64 if context.dtype != "f32" else 32
-        return {"block_m": _TILE, "block_k": block_k, "splits": 1, "warps": 4, "turns": False}
+        return {"block_m": _TILE, "block_k": block_k, "splits": 1, "warps": 4}
     splits = (16, 16, 8, 4, 1)[context.bucket]
     wide = size(context, "experts") > 128
     block_k = 32 if context.dtype == "f32" else 128 if splits > 4 and not wide else 64
     block_m, warps = 16 if splits > 1 else 32, 8 if wide else 4
-    return {"block_m": block_m, "block_k": block_k, "splits": splits, "warps": warps, "turns": splits == 1}
+    return {"block_m": block_m, "block_k": block_k, "splits": splits, "warps": warps}
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
@@ -122,7 +116,6 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
         config = {**base, "block_m": block_m, "block_k": block_k, "splits": parts, "warps": warps}
         if context.dtype != "f32" and config != base:
             yield config
-    yield {**base, "turns": not base["turns"]}
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Route:
@@ -133,7 +126,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Route:
 def make(context: OpContext) -> Route:
     """The op in the fastest measured configuration, or in the default one."""
     base = default(context)
-    return Route(context, base if context.deterministic else tuned.choose(NAME, context, base))
+    return Route(context, base if context.deterministic else tuned.choose(context, base))
 
 
 @triton.jit
@@ -208,21 +201,17 @@ def _in_groups(  # type: ignore[no-untyped-def]
         first = tl.argmax(grouped, axis=1)
         places = tl.arange(0, PADDED)[None, :]
         score += tl.max(tl.where(places == first[:, None], float("-inf"), grouped), axis=1)
-    kept = _place(score) < TOP_GROUPS
+    kept = _place(score, TOP_GROUPS) < TOP_GROUPS
     return tl.reshape(tl.where(kept[:, None], grouped, tl.minimum(grouped, _LEAST)), [GROUPS_PADDED * PADDED])
 
 
 @triton.jit
-def _place(score):  # type: ignore[no-untyped-def]
-    """Returns the place of each score [N]: the number of those that are higher, or as high and before it."""
-    columns = tl.arange(0, score.shape[0])
-    before = (score[:, None] == score[None, :]) & (columns[:, None] < columns[None, :])
-    return tl.sum(((score[:, None] > score[None, :]) | before).to(tl.int32), axis=0)
+def _place(score, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the places of the COUNT best scores [N], and COUNT for the others. Of equal scores the first is better.
 
-
-@triton.jit
-def _place_of_best(score, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns the same for the COUNT best scores, and COUNT for the others."""
+    They are found one after the other. With 128 experts, comparing all pairs at once took 4 % longer for one token,
+    and 54 % longer for more than 256 tokens (`scripts/tune.py` on an H200).
+    """
     columns = tl.arange(0, score.shape[0])
     place = tl.full(score.shape, COUNT, dtype=tl.int32)
     for turn in tl.static_range(COUNT):
@@ -237,7 +226,7 @@ def select(  # type: ignore[no-untyped-def]
     parts, bias, weights, chosen, tokens,
     SPLITS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, GROUPS_PADDED: tl.constexpr,
     PADDED: tl.constexpr, TOP_K: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr, SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr, SCALE: tl.constexpr, TURNS: tl.constexpr, PDL: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NORMALIZE: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """weights and chosen [tokens, TOP_K], a token for each program, from `parts` of `router`."""
     release(PDL)
@@ -264,7 +253,7 @@ def select(  # type: ignore[no-untyped-def]
     choice = tl.where(real, tl.where(choice == choice, choice, _LEAST), float("-inf"))
     if GROUPS > 1:
         choice = _in_groups(choice, GROUPS_PADDED, PADDED, TOP_GROUPS, TOP2)
-    place = _place_of_best(choice, TOP_K) if TURNS else _place(choice)
+    place = _place(choice, TOP_K)
     best = real & (place < TOP_K)
     if NORMALIZE:
         scores = scores / (tl.sum(tl.where(best, scores, 0.0), axis=0) + 1e-20)

@@ -187,7 +187,9 @@ def _best(
             print(f"{_mean(times):14.2f} us ({cases})  {job.context.op}={job.spec.name} {config}", flush=True)
     timed.sort()
     if finals:
-        again = [(_mean(_times(load_of, job.make(config), timer, HEAT)), at, config) for _, at, config in timed[:FINALISTS]]
+        again = [
+            (_mean(_times(load_of, job.make(config), timer, HEAT)), at, config) for _, at, config in timed[:FINALISTS]
+        ]
         timed = sorted(again) + timed[FINALISTS:]
     module = importlib.import_module(registry.find(OpSpec, job.context.op).module)
     for us, _, config in timed:

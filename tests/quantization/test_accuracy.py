@@ -34,16 +34,16 @@ COMPARED = 16
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Iterator[Any]:
+def accuracy() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         yield importlib.import_module("accuracy")
 
 
 @pytest.fixture(scope="module")
-def demo(benchmark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def demo(accuracy: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The model as safetensors, which load in a third of the time, and in transformers, in f32."""
-    checkpoint, folder = GGUFCheckpoint(benchmark.DEMO), tmp_path_factory.mktemp("demo")
+    checkpoint, folder = GGUFCheckpoint(accuracy.DEMO), tmp_path_factory.mktemp("demo")
     tensors = {name: read() for name, read in checkpoint.tensors()}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(checkpoint.config()))
@@ -59,16 +59,16 @@ def loaded(folder: Path, *modes: str) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def windows(benchmark: Any) -> torch.Tensor:
-    found: torch.Tensor = benchmark.windows_of(benchmark.DEMO)
-    assert found.shape == (2, benchmark.TOKENS)
+def windows(accuracy: Any) -> torch.Tensor:
+    found: torch.Tensor = accuracy.windows_of(accuracy.DEMO)
+    assert found.shape == (2, accuracy.TOKENS)
     return found
 
 
 @pytest.fixture(scope="module")
-def plain(benchmark: Any, demo: tuple[Path, Any], windows: torch.Tensor) -> torch.Tensor:
+def plain(accuracy: Any, demo: tuple[Path, Any], windows: torch.Tensor) -> torch.Tensor:
     """The log-probabilities of the unquantized model."""
-    found: torch.Tensor = benchmark.log_probabilities(loaded(demo[0]), windows)
+    found: torch.Tensor = accuracy.log_probabilities(loaded(demo[0]), windows)
     loss = -found.gather(-1, windows[:, 1:, None])
     assert float(loss.mean().exp()) == pytest.approx(23.395, abs=1e-3), "the study's perplexity"
     return found
@@ -76,11 +76,11 @@ def plain(benchmark: Any, demo: tuple[Path, Any], windows: torch.Tensor) -> torc
 
 @pytest.mark.parametrize("modes", GATED)
 def test_kl_is_that_of_the_witnesses(
-    benchmark: Any, demo: tuple[Path, Any], windows: torch.Tensor, plain: torch.Tensor, modes: str
+    accuracy: Any, demo: tuple[Path, Any], windows: torch.Tensor, plain: torch.Tensor, modes: str
 ) -> None:
     folder, theirs = demo
-    found = benchmark.log_probabilities(loaded(folder, *modes.split()), windows)
-    assert benchmark.kl_of(plain, found) == pytest.approx(benchmark.KL_LIMITS[modes], rel=benchmark.NEAR)
+    found = accuracy.log_probabilities(loaded(folder, *modes.split()), windows)
+    assert accuracy.kl_of(plain, found) == pytest.approx(accuracy.KL_LIMITS[modes], rel=accuracy.NEAR)
     if MODES[modes].inputs is None:
         expected = of_the_witness(rounded_model(copy.deepcopy(theirs), MODES[modes]), windows[0, :COMPARED])
         torch.testing.assert_close(found[0, : COMPARED - 1], expected, rtol=1e-3, atol=1e-3)

@@ -82,7 +82,7 @@ def test_a_layout_that_quantizes_has_measurements_of_its_own(tmp_path: Path, mon
         device=DeviceInfo("cuda", "G", capability=90),
     )
     chosen = {
-        layout: tuned.choose(replace(where, layout=layout, kernel="k"), {"block_n": 64})["block_n"]
+        layout: tuned.choose("k", replace(where, layout=layout), {"block_n": 64})["block_n"]
         for layout in ("token", "token-int8", "token-fp8")
     }
     assert chosen == {"token": 32, "token-int8": 128, "token-fp8": 64}

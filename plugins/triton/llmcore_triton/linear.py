@@ -31,6 +31,8 @@ from llmcore_triton.linear_shapes import (
     shared_bytes,
 )
 
+KERNEL = "small_rows"
+
 DEFAULT: dict[str, Any] = {
     **{"block_n": 64, "block_k": 128, "warps": 4, "stages": 8, "per_processor": 2},
     **{"tma": False, "early": ""},
@@ -240,7 +242,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> SmallRows:
 
 def make(context: OpContext) -> SmallRows:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, default(context)))
+    return make_with(context, tuned.choose(KERNEL, context, default(context)))
 
 
 def default(context: OpContext) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.linear_kernels import touch
 from llmcore_triton.linear_shapes import element_bytes, shared_bytes
 
+KERNEL = "fixed"
+
 BLOCK_M, BLOCK_N, WARPS = 64, 128, 4
 _BLOCK_K = {2: 64, 4: 32}
 """Bytes of an element -> inputs per step."""
@@ -115,7 +117,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Fixed:
 
 def make(context: OpContext) -> Fixed:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, _default(context)))
+    return make_with(context, tuned.choose(KERNEL, context, _default(context)))
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:

@@ -26,6 +26,8 @@ from llmcore_triton.launch import Bound, Box, overlaps, release, wait
 from llmcore_triton.linear_kernels import tile_at
 from llmcore_triton.linear_shapes import TMA_ALIGNED, known_sizes, processors
 
+KERNEL = "many_rows"
+
 DEFAULT: dict[str, Any] = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 16}
 """A step is `block_m` tokens by `block_n` results by `block_k` inputs. `group` tiles of tokens use the same weights
 before the next weights come, so that both stay in the L2 cache."""
@@ -77,7 +79,7 @@ class ManyRows:
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
         sizes = known_sizes(context)
         if sizes is None:
-            raise ValueError(f"{context.op} needs a shape with inputs and size, has {dict(context.shape)}")
+            raise ValueError(f"{KERNEL} of {context.op} needs a shape with inputs and size, has {dict(context.shape)}")
         self._size, self._inputs = sizes
         self._block_m, self._block_n, self._block_k = (int(config[f"block_{axis}"]) for axis in "mnk")
         self._programs, self._least = processors(context), WANTED[context.bucket]
@@ -146,7 +148,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> ManyRows:
 
 def make(context: OpContext) -> ManyRows:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, DEFAULT))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,8 @@ from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.linear_kernels import gemv
 from llmcore_triton.linear_shapes import GATED, by_torch, power_of_two
 
+KERNEL = "gemv"
+
 DEFAULT = {"block_n": 2, "block_k": 1024, "warps": 2}
 
 MOST = 16
@@ -55,7 +57,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Gemv:
 
 def make(context: OpContext) -> Gemv:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, DEFAULT))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 from llmcore.api import OpContext
 
 from llmcore_triton import tuned
+from llmcore_triton.specs.rows import NAME
 
 VECTOR = 16
 """Bytes that one thread loads at once."""
@@ -32,7 +33,7 @@ def size(context: OpContext, name: str) -> int:
 
 def choose(context: OpContext, default: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the launch configuration: the one measured for this bucket, or `default` if all buckets must agree."""
-    return dict(default) if context.deterministic else tuned.choose(context, default)
+    return dict(default) if context.deterministic else tuned.choose(NAME, context, default)
 
 
 def small(context: OpContext) -> bool:

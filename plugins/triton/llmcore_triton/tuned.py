@@ -29,9 +29,9 @@ _QUANTIZED = frozenset({*QUANTIZED, *QUANTIZED_LATENT})
 _FOLDER = Path(__file__).with_name("tuned")
 
 
-def choose(context: OpContext, default: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the launch configuration of `context.kernel`: the measured one, over `default`."""
-    entry = find(context.kernel, context)
+def choose(kernel: str, context: OpContext, default: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the launch configuration of `kernel` for `context`: the measured one, over `default`."""
+    entry = find(kernel, context)
     return {**default, **(entry["config"] if entry else {})}
 
 

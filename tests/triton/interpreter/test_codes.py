@@ -171,6 +171,17 @@ def test_scales_of_blocks() -> None:
     assert not hasattr(codes_small_rows.make(context(ROWS, "i8", 64, 64)), "packing")
 
 
+def _torch_scales_rows() -> bool:
+    """Returns False for torch 2.11, whose product of codes on the CPU takes one scale for all rows."""
+    codes = torch.ones(16, 16).to(torch.float8_e4m3fn)
+    try:
+        torch._scaled_mm(codes, codes.t(), torch.ones(16, 1), torch.ones(1, 16), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _torch_scales_rows(), reason="this torch does not scale rows on the CPU")
 def test_rows_by_cublas() -> None:
     where = context(ROWS, "e4m3", 64, 48, "bf16")
     kernel = codes_cublas.make_with(where, next(codes_cublas.candidates(where)))

@@ -17,6 +17,8 @@ from llmcore_triton.attention.stored import rows_of, stored_as
 from llmcore_triton.attention.tile import LN_2, capped, reach, row_of, slots_of
 from llmcore_triton.launch import Bound, release, wait
 
+KERNEL = "flashdecoding"
+
 
 class PerHead(Listed):
     """One program per query head and item."""
@@ -36,7 +38,7 @@ class PerHead(Listed):
 
 def make(context: OpContext) -> PerHead:
     """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
-    return make_with(context, tuned.choose(context, vars(_default(context))))
+    return make_with(context, tuned.choose(KERNEL, context, vars(_default(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> PerHead:

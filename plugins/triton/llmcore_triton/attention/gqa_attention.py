@@ -11,10 +11,12 @@ from llmcore_triton import tuned
 from llmcore_triton.attention.grouped import Whole
 from llmcore_triton.attention.listed import BLOCKS, Config, decoding, timed
 
+KERNEL = "gqa_attention"
+
 
 def make(context: OpContext) -> Whole:
     """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
-    return make_with(context, tuned.choose(context, vars(decoding(context))))
+    return make_with(context, tuned.choose(KERNEL, context, vars(decoding(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Whole:

@@ -13,10 +13,12 @@ from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import BLOCKS, Config, decoding, timed, timed_over_codes
 from llmcore_triton.specs.layouts import QUANTIZED
 
+KERNEL = "gqa_flashdecoding"
+
 
 def make(context: OpContext) -> Grouped:
     """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
-    return make_with(context, tuned.choose(context, vars(decoding(context))))
+    return make_with(context, tuned.choose(KERNEL, context, vars(decoding(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Grouped:

@@ -24,6 +24,8 @@ from llmcore_triton.attention.stored import pools, rows_of, stored_as
 from llmcore_triton.attention.tile import slots_of
 from llmcore_triton.launch import Box, release, wait
 
+KERNEL = "flash"
+
 Config = Mapping[str, Any]
 """The keys of a launch configuration:
 - `block_m`: queries of a tile, tokens times heads
@@ -210,7 +212,7 @@ def make_with(context: OpContext, config: Config) -> Prefill:
 
 def make(context: OpContext) -> Prefill:
     """The kernel. `context.shape` is an AttnSpec."""
-    return make_with(context, tuned.choose(context, default(context)))
+    return make_with(context, tuned.choose(KERNEL, context, default(context)))
 
 
 LOG2E = tl.constexpr(1.4426950408889634)

@@ -18,6 +18,8 @@ from llmcore_triton.attention.codes import half
 from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import Config, kind_of, timed, usual, wide
 
+KERNEL = "unified"
+
 CHUNK = 512
 """Tokens per chunk under `deterministic`."""
 
@@ -30,7 +32,7 @@ def make(context: OpContext) -> Grouped:
     """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
     config = vars(_default(context))
     # the buckets must agree bit for bit, so no bucket uses a measured configuration of its own
-    chosen = config if context.deterministic else tuned.choose(context, config)
+    chosen = config if context.deterministic else tuned.choose(KERNEL, context, config)
     return make_with(context, {**chosen, "least": max(chosen["least"], LEAST)})
 
 

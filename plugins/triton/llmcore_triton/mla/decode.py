@@ -13,10 +13,12 @@ from llmcore_triton import tuned
 from llmcore_triton.attention.listed import Config
 from llmcore_triton.mla.latent import NARROW, WIDE, Latents, fitting, narrow, wide
 
+KERNEL = "mla_flashdecoding"
+
 
 def make(context: OpContext) -> Latents:
     """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
-    return make_with(context, tuned.choose(context, vars(_default(context))))
+    return make_with(context, tuned.choose(KERNEL, context, vars(_default(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Latents:

@@ -18,6 +18,8 @@ from llmcore.layers import DTYPES
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps, release, wait
 
+KERNEL = "per_head"
+
 Config = Mapping[str, Any]
 """`block_m`: tokens of a tile; `block_n`: outputs; `block_k`: inputs of a step; `warps`; `stages` of the pipeline."""
 
@@ -174,4 +176,4 @@ def make_with(context: OpContext, config: Config) -> PerHead:
 def make(context: OpContext) -> PerHead:
     """The op in the fastest measured configuration, or in the default one."""
     config = default(context)
-    return make_with(context, config if context.deterministic else tuned.choose(context, config))
+    return make_with(context, config if context.deterministic else tuned.choose(KERNEL, context, config))

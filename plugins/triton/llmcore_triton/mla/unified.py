@@ -15,6 +15,8 @@ from llmcore_triton import tuned
 from llmcore_triton.attention.listed import Config
 from llmcore_triton.mla.latent import NARROW, WIDE, Latents, fitting, narrow, wide
 
+KERNEL = "mla_unified"
+
 CHUNK = 512
 """Tokens per chunk under `deterministic`."""
 
@@ -23,7 +25,7 @@ def make(context: OpContext) -> Latents:
     """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
     config = vars(_default(context))
     # the buckets must agree bit for bit, so no bucket uses a measured configuration of its own
-    return make_with(context, config if context.deterministic else tuned.choose(context, config))
+    return make_with(context, config if context.deterministic else tuned.choose(KERNEL, context, config))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Latents:

@@ -17,6 +17,8 @@ from llmcore_triton.attention.stored import inside_of
 from llmcore_triton.attention.tile import LN_2, LOG2_E
 from llmcore_triton.launch import Box, release, wait
 
+KERNEL = "flash_varlen"
+
 Config = Mapping[str, Any]
 """The keys of a launch configuration:
 - `block_m`: queries of a tile
@@ -157,7 +159,7 @@ def make_with(context: OpContext, config: Config) -> Varlen:
 def make(context: OpContext) -> Varlen:
     """The kernel. `context.shape` is an AttnSpec."""
     config = default(context)
-    return make_with(context, config if context.deterministic else tuned.choose(context, config))
+    return make_with(context, config if context.deterministic else tuned.choose(KERNEL, context, config))
 
 
 @triton.jit

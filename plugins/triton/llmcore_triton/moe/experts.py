@@ -20,6 +20,7 @@ from llmcore_triton.linear_shapes import element_bytes, power_of_two, shared_byt
 from llmcore_triton.moe.experts_kernels import grouped, outputs_of
 from llmcore_triton.quantized.packing import BITS
 from llmcore_triton.rows import size
+from llmcore_triton.specs.rows import NAME
 
 LONG = 64
 """Tiles of at least this many pairs are the rows of the matrix product, and come by TMA if they are adjacent."""
@@ -295,4 +296,4 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Experts:
 def make(context: OpContext) -> Experts:
     """The op in the fastest measured configuration, or in the default one."""
     base = default(context)
-    return Experts(context, base if context.deterministic else tuned.choose(context, base), _tiles)
+    return Experts(context, base if context.deterministic else tuned.choose(NAME, context, base), _tiles)

@@ -23,6 +23,7 @@ from llmcore_triton.moe.experts import Boxes, Tile, Weight, form, numbers_in, of
 from llmcore_triton.moe.experts_kernels import unsorted
 from llmcore_triton.moe.token_kernels import down_of_token, gate_up_of_token
 from llmcore_triton.rows import size
+from llmcore_triton.specs.rows import NAME
 
 MOST = 16
 """Tokens that fit into one tile."""
@@ -282,4 +283,4 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Fused:
 
 def make(context: OpContext) -> Fused:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, {}))
+    return make_with(context, tuned.choose(NAME, context, {}))

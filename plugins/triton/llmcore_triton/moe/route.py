@@ -19,6 +19,7 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps, place, release, wait
 from llmcore_triton.linear_shapes import buffer, power_of_two
 from llmcore_triton.rows import size
+from llmcore_triton.specs.rows import NAME
 
 _TILE = 16
 _STAGES = 3
@@ -126,7 +127,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Route:
 def make(context: OpContext) -> Route:
     """The op in the fastest measured configuration, or in the default one."""
     base = default(context)
-    return Route(context, base if context.deterministic else tuned.choose(context, base))
+    return Route(context, base if context.deterministic else tuned.choose(NAME, context, base))
 
 
 @triton.jit

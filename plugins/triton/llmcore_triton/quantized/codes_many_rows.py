@@ -24,6 +24,8 @@ from llmcore_triton.quantized import codes_cublas
 from llmcore_triton.quantized.blocks import Packs, group_of, spread_of
 from llmcore_triton.quantized.codes_finish import MOST, Finish
 
+KERNEL = "many_rows"
+
 DEFAULT: dict[str, Any] = {
     **{"block_m": 128, "block_n": 128, "block_k": 128, "warps": 8, "stages": 4, "group": 16},
     **{"per_processor": 1, "parts": MOST},
@@ -130,7 +132,7 @@ class ManyRows(Packs):
         super().__init__(context)
         sizes = known_sizes(context)
         if sizes is None:
-            raise ValueError(f"{context.op} needs a shape with inputs and outputs, has none")
+            raise ValueError(f"{KERNEL} of {context.op} needs a shape with inputs and outputs, has none")
         self._outputs, self._inputs = sizes
         self._dtype, group = DTYPES[context.dtype], group_of(context)
         self._block_m, self._block_n = int(config["block_m"]), int(config["block_n"])
@@ -231,7 +233,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> ManyRows:
 
 def make(context: OpContext) -> ManyRows:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, default(context)))
+    return make_with(context, tuned.choose(KERNEL, context, default(context)))
 
 
 def default(context: OpContext) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> SmallRows:
 
 def make(context: OpContext) -> SmallRows:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, default(context)))
+    return make_with(context, tuned.choose(linear.KERNEL, context, default(context)))
 
 
 def default(context: OpContext) -> dict[str, Any]:

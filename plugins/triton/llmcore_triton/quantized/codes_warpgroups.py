@@ -25,6 +25,8 @@ from llmcore_triton.quantized.codes_finish import MOST, Finish
 from llmcore_triton.quantized.codes_warpgroups_kernel import BLOCK_K, SHARED_TILES, codes_times_codes
 from llmcore_triton.quantized.in_gluon import Tiles
 
+KERNEL = "warpgroups"
+
 DEFAULT: dict[str, Any] = {"m": 64, "n": 256, "stages": 8, "group": 16, "parts": MOST}
 """Each of the two teams of a program has `m` tokens. A tile has `n` outputs, or half of them where that is faster.
 - `stages`: steps in shared memory at most. There are fewer if it ends.
@@ -65,7 +67,7 @@ class Warpgroups(Packs):
         super().__init__(context)
         sizes, group = known_sizes(context), group_of(context)
         if sizes is None:
-            raise ValueError(f"{context.op} needs a shape with inputs and outputs, has none")
+            raise ValueError(f"{KERNEL} of {context.op} needs a shape with inputs and outputs, has none")
         self._outputs, self._inputs = sizes
         self._dtype, self._programs = DTYPES[context.dtype], processors(context)
         self._m, self._most, self._grouped = int(config["m"]), int(config["parts"]), bool(group)
@@ -185,7 +187,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Warpgroups:
 
 def make(context: OpContext) -> Warpgroups:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, DEFAULT))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
 _ROWS = ((64, 128, MOST), (64, 256, MOST), (128, 128, MOST), (64, 128, 1), (64, 256, 1))

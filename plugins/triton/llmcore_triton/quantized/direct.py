@@ -18,6 +18,8 @@ from llmcore_triton.linear_shapes import is_gated
 from llmcore_triton.quantized.direct_kernel import WORDS, words_times_tokens
 from llmcore_triton.quantized.packing import Packed, Packing
 
+KERNEL = "direct"
+
 DEFAULT = {"rows": 16, "warps": 8, "ahead": 2, "per_processor": 2}
 """`rows`: outputs of a program, 16 or more. `warps` share its inputs. Each has the words of `ahead` blocks in flight.
 `per_processor`: programs whose registers a multiprocessor has room for."""
@@ -81,7 +83,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Direct:
 
 def make(context: OpContext) -> Direct:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, DEFAULT))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
 _NAMES = ("rows", "warps", "ahead", "per_processor")

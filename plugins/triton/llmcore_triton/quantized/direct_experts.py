@@ -17,7 +17,7 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.moe.experts import Weight, of
 from llmcore_triton.moe.fused import Shared
-from llmcore_triton.quantized.direct import ahead_of, registers
+from llmcore_triton.quantized.direct import KERNEL, ahead_of, registers
 from llmcore_triton.quantized.direct_experts_kernel import down_of_choices, gate_up_of_choices
 from llmcore_triton.quantized.direct_kernel import WORDS
 from llmcore_triton.quantized.experts import of_rows
@@ -105,4 +105,4 @@ def make_with(context: OpContext, config: Config) -> Coded:
 
 def make(context: OpContext) -> Coded:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, DEFAULT))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))

@@ -20,6 +20,7 @@ from llmcore_triton.moe import experts
 from llmcore_triton.moe.experts import LONG, Tile, Weight, most_stages, usual
 from llmcore_triton.quantized.packing import Packing
 from llmcore_triton.rows import size
+from llmcore_triton.specs.rows import NAME
 
 
 def of_rows(context: OpContext, inputs: str) -> Packing:
@@ -146,4 +147,4 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Coded:
 
 def make(context: OpContext) -> Coded:
     """The op in the fastest measured configuration, or in the default one."""
-    return Coded(context, default(context) if context.deterministic else tuned.choose(context, default(context)))
+    return Coded(context, default(context) if context.deterministic else tuned.choose(NAME, context, default(context)))

@@ -25,6 +25,7 @@ from llmcore_triton.quantized.experts import Packed, of_rows
 from llmcore_triton.quantized.packing import Blocks
 from llmcore_triton.quantized.token_kernels import CHUNK, down_of_token, gate_up_of_token
 from llmcore_triton.rows import size
+from llmcore_triton.specs.rows import NAME
 
 
 class OneToken:
@@ -202,4 +203,4 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Coded:
 
 def make(context: OpContext) -> Coded:
     """The op in the fastest measured configuration. Without a measurement one token is a tile too."""
-    return make_with(context, tuned.choose(context, {}) or _few(context))
+    return make_with(context, tuned.choose(NAME, context, {}) or _few(context))

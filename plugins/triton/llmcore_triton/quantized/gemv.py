@@ -11,6 +11,7 @@ from llmcore.layers import DTYPES
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
+from llmcore_triton.linear_gemv import KERNEL
 from llmcore_triton.linear_shapes import power_of_two
 from llmcore_triton.quantized.blocks import Packs, group_of, spread_of
 from llmcore_triton.quantized.gemv_kernel import CHUNK, gemv_codes
@@ -29,7 +30,7 @@ class Codes(Packs):
         super().__init__(context)
         inputs = int(context.shape["inputs"] or 0)
         if inputs % CHUNK.value:
-            raise ValueError(f"{context.op} needs inputs to be a multiple of {CHUNK.value}, has {inputs}")
+            raise ValueError(f"{context.op}={KERNEL} needs inputs to be a multiple of {CHUNK.value}, has {inputs}")
         self._config, self._dtype, overlap = config, DTYPES[context.dtype], overlaps(context)
         self._bound = Bound(
             gemv_codes,
@@ -73,7 +74,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Codes:
 
 def make(context: OpContext) -> Codes:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, DEFAULT))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:

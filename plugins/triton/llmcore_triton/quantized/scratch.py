@@ -21,6 +21,8 @@ from llmcore_triton.quantized.codes import numbers, parts
 from llmcore_triton.quantized.packing import Packed
 from llmcore_triton.quantized.weight_only_kernels import as_operands, marks_at
 
+KERNEL = "scratch"
+
 DEFAULT: dict[str, Any] = {"block_n": 32, "warps": 4}
 """A program dequantizes one block of inputs of `block_n` outputs."""
 
@@ -111,7 +113,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Scratch:
 
 def make(context: OpContext) -> Scratch:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, DEFAULT))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:

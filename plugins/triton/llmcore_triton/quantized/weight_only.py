@@ -190,7 +190,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> WeightOnly:
 
 def make(context: OpContext) -> WeightOnly:
     """The op in the fastest measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, default(context)))
+    return make_with(context, tuned.choose(context.kernel, context, default(context)))
 
 
 _NAMES = ("block_n", "block_w", "warps", "per_processor", "tma")

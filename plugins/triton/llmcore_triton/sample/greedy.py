@@ -16,6 +16,8 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import overlaps, release, wait
 from llmcore_triton.sample.peaks import first_of, peaks, width_of
 
+KERNEL = "triton_greedy"
+
 DEFAULTS = ({"chunk": 1024, "num_warps": 4}, {"chunk": 2048, "num_warps": 4}, {"chunk": 8192, "num_warps": 8})
 """For one row, for few, and for many. Each gives every multiprocessor programs."""
 
@@ -69,4 +71,4 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Sampler:
 
 def make(context: OpContext) -> Sampler:
     """The kernel in the measured configuration, or in the default one."""
-    return make_with(context, tuned.choose(context, DEFAULTS[min(context.bucket, 2)]))
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULTS[min(context.bucket, 2)]))

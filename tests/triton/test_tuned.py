@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import llmcore_triton
 import pytest
@@ -43,26 +44,26 @@ def test_entries_are_of_kernels_that_exist(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "modes"),
+    ("model", "more"),
     [
-        ("llama-3.1-8b", ()),
-        ("llama-3.1-8b", ("triton_w4a16",)),
-        ("llama-3.1-8b", ("triton_w8a16",)),
-        ("llama-3.1-8b", ("fp8w8a8",)),
-        ("qwen3-30b-a3b", ()),
-        ("qwen3-30b-a3b", ("triton_w4a16",)),
-        ("deepseek-v2-lite", ()),
+        ("llama-3.1-8b", {}),
+        ("llama-3.1-8b", {"ranks": 2}),
+        *(("llama-3.1-8b", {"modes": [mode]}) for mode in ("triton_w4a16", "triton_w8a16", "triton_w8a8", "fp8w8a8")),
+        ("llama-3.1-8b", {"modes": ["fp8w8a8_b128"]}),
+        ("qwen3-30b-a3b", {}),
+        *(("qwen3-30b-a3b", {"modes": [mode]}) for mode in ("triton_w4a16", "fp8w8a8")),
+        ("deepseek-v2-lite", {}),
     ],
 )
 def test_a_served_kernel_has_its_measured_configuration(
-    model: str, modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make` looks for the entry of the kernel that `made` makes. Otherwise the default would be served unnoticed."""
     find, found, checked = tuned.find, list[tuned.Entry | None](), 0
     monkeypatch.setattr(tuned, "find", lambda kernel, context: found.append(find(kernel, context)) or found[-1])
     # tensors are on the CPU
     device = DeviceInfo("cpu", "NVIDIA H200", capability=90, processors=132)
-    for context in contexts(REGISTRY, CONFIGS / model, device, TUNABLE, "bf16", modes=modes):
+    for context in contexts(REGISTRY, CONFIGS / model, device, TUNABLE, "bf16", **more):
         for spec, _ in candidates_for(REGISTRY, context.op):
             if (entry := find(spec.name, context)) is not None and entry["config"]:
                 found.clear()

@@ -23,7 +23,7 @@ from llmcore_triton.linear_shapes import (
 )
 from llmcore_triton.quantized.in_gluon import Tiles
 from llmcore_triton.quantized.packing import BITS, Packed
-from llmcore_triton.quantized.warpgroups_kernel import SHARED_TILES, WORDS, words_times_rows
+from llmcore_triton.quantized.warpgroups_kernel import SHARED_TILES, WORDS, words_by_warpgroups
 
 KERNEL = "warpgroups"
 
@@ -202,7 +202,7 @@ class Warpgroups(Packed):
         x_stages, w_stages = stages_of(context, config, rows, padded)
         overlap = overlaps(context)
         found = self._launches[rows, padded] = Bound(
-            words_times_rows,
+            words_by_warpgroups,
             **{"TOKENS": padded, "ROWS": rows, "CODES": context.shape["codes"]},
             **{"GROUP_SIZE": form.group, "ALIKE": form.alike, "ZEROS": bool(context.shape["zeros"])},
             **{"SCALE": context.shape["scale"], "GATED": self._gated},

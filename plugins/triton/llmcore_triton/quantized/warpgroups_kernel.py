@@ -59,7 +59,7 @@ def results_of(columns: int, tokens: int, warps: int, each: int) -> gl.Distribut
 
 
 @gluon.jit(do_not_specialize=["tokens", "whole", "steps"])
-def words_times_rows(  # type: ignore[no-untyped-def]
+def words_by_warpgroups(  # type: ignore[no-untyped-def]
     x, words, scale, bias, out, partials, arrivals, tokens, outputs, inputs, whole, steps,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, CODES: gl.constexpr,
     GROUP_SIZE: gl.constexpr, ALIKE: gl.constexpr, ZEROS: gl.constexpr, SCALE: gl.constexpr, GATED: gl.constexpr,

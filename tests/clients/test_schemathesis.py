@@ -30,10 +30,14 @@ def test_no_server_error(small_model: Path, tool: Tool, tgi: bool) -> None:
 def schemathesis(url: str, tool: Tool) -> None:
     document = f"{url}/openapi.json"
     fixed = ("--generation-deterministic", "--seed", "1")
-    budget = ("--max-examples", str(EXAMPLES), "--request-timeout", "30", "--workers", "2", *fixed)
+    # One worker: in Python 3.11 a thread that compiles source disturbs the count of another one's recursion, and
+    # Hypothesis compiles that of lambdas.
+    budget = ("--max-examples", str(EXAMPLES), "--request-timeout", "30", "--workers", "1", *fixed)
     rules = ("--phases", "coverage,fuzzing", "--checks", "not_a_server_error", "--suppress-health-check", "all")
     rules += ("--exclude-path-regex", NOT_IMPLEMENTED)
-    said = tool.run("schemathesis", "run", document, *rules, *budget, "--continue-on-failure", "--no-color")
+    said = tool.run(
+        "schemathesis", "run", document, *rules, *budget, "--continue-on-failure", "--no-color", timeout=900
+    )
     [(generated, passed)] = re.findall(r"([\d,]+) generated, ([\d,]+) passed", said)
     assert generated == passed
     assert int(generated.replace(",", "")) >= LEAST, said

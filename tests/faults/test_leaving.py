@@ -77,8 +77,12 @@ def test_row_49_a_client_leaves(house: House, phase: str, path: str) -> None:
     def leave() -> float:
         sock = socket.create_connection(("127.0.0.1", house.port), timeout=PATIENCE)
         sock.sendall(asking(house, stream=phase != "whole", path=path, **more))
-        if phase in ("first", "middle", "last"):
-            sockets.read_until(sock, b"data:", {"first": 1, "middle": 20, "last": 11}[phase])
+        if phase in ("first", "middle"):
+            sockets.read_until(sock, b"data:", {"first": 1, "middle": 20}[phase])
+        elif phase == "last":
+            # a busy server sends several tokens in one event, and the stream may end before 11 events
+            with contextlib.suppress(ConnectionError):
+                sockets.read_until(sock, b"data:", 11)
         else:
             until(lambda: house.figures()["batch_current_size"] + house.figures()["queue_size"] >= 2, "it has begun")
         if phase == "last":

@@ -113,7 +113,7 @@ def test_the_commit_is_part_of_the_prefix_caches_salt(
     for commit in (COMMIT, "b" * 40):
         hub.repositories[MODEL].commit = commit
         with LLM(MODEL, plugins=PLUGINS.split(","), max_total_token_num=200, **options) as llm:
-            assert len(llm.generate([[5, 6, 7]], max_new_tokens=2)[0].token_ids) == 2
+            assert len(llm.generate([[5, 6, 7]], max_new_tokens=2, ignore_eos=True)[0].token_ids) == 2
             assert ("revision", f"{MODEL}@{commit}") in llm.facts.report
             assert llm.config.model.model_name == (MODEL,)
             fingerprints.append(llm.facts.fingerprint)
@@ -216,7 +216,7 @@ def test_a_server_by_name(fetching: Fetching) -> None:
     assert f"revision: {MODEL}@{COMMIT}" in said and "download: 100 % of " in " ".join(said)
     _, models = get(f"{url}/v1/models")
     assert [model["id"] for model in models["data"]] == [MODEL]
-    status, answer = get(f"{url}/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2})
+    status, answer = get(f"{url}/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2, "ignore_eos": True})
     assert status == 200 and answer["usage"]["completion_tokens"] == 2
     below |= processes(fetching.process.pid)
     assert len(below) >= 4

@@ -22,8 +22,14 @@ UNKNOWN_PROCESSORS = 128
 TMA_ALIGNED = 16
 """Alignment in bytes that TMA requires of addresses and row strides."""
 
+MOST_REGISTERS = 255
+"""Those of a thread, at most."""
+
 BARRIERS = 1024
 """Upper bound of the bytes of shared memory for TMA's barriers."""
+
+_REGISTERS = 65536
+"""Those of a multiprocessor."""
 
 _SHARED: Mapping[int, int] = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
 """Compute capability -> KiB of shared memory per multiprocessor. A block can have all but 1 KiB of it."""
@@ -57,6 +63,11 @@ def shared_bytes(context: OpContext, blocks: int = 1) -> int:
     """Returns the shared memory that each of `blocks` resident blocks can have."""
     kib = _SHARED.get(context.device.capability or 0, 100)
     return (kib // blocks - 1) * 1024
+
+
+def registers_of(threads: int) -> int:
+    """Returns the registers that each thread can have if `threads` share a multiprocessor."""
+    return min(_REGISTERS // threads // 8 * 8, MOST_REGISTERS)
 
 
 def power_of_two(number: int) -> int:

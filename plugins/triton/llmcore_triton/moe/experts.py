@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import HOPPER, Bound, overlaps
-from llmcore_triton.linear_shapes import element_bytes, power_of_two, shared_bytes
+from llmcore_triton.linear_shapes import element_bytes, power_of_two, registers_of, shared_bytes
 from llmcore_triton.moe.experts_kernels import grouped, outputs_of
 from llmcore_triton.quantized.packing import BITS
 from llmcore_triton.rows import size
@@ -66,13 +66,23 @@ def form(context: OpContext, gated: bool) -> dict[str, Any]:
 
 
 class Tile(NamedTuple):
-    """A launch: pairs, outputs (of gate and of up each) and inputs of a tile, warps, and tiles in flight."""
+    """A launch: pairs, outputs (of gate and of up each) and inputs of a tile, warps, and tiles in flight.
+
+    `per_processor`: programs whose registers a multiprocessor has room for; 0: as many as the compiler gives.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     warps: int
     stages: int
+    per_processor: int = 0
+
+    def options(self, context: OpContext, gated: bool) -> dict[str, Any]:
+        """Returns the options of the launch of gate and up (`gated`) or of down."""
+        limit = {"maxnreg": registers_of(32 * self.warps * self.per_processor)} if self.per_processor else {}
+        stages = min(self.stages, most_stages(context, self, gated))
+        return {"num_warps": self.warps, "num_stages": stages, "launch_pdl": overlaps(context), **limit}
 
 
 def width(context: OpContext, tile: Tile, gated: bool) -> int:
@@ -110,7 +120,6 @@ class Half:
         # the rows of gate and up of one tile of words are not adjacent
         self._weights = Boxes(context, tile, tma and not (gated and self._coded))
         self._width = width(context, tile, gated)
-        overlap = overlaps(context)
         self._launch = Bound(
             grouped,
             EXPERTS=self._experts,
@@ -122,10 +131,8 @@ class Half:
             BLOCK_K=tile.block_k,
             SWAP=tile.block_m < LONG or numbers_in(context) > 1,
             **form(context, gated),
-            PDL=overlap,
-            num_warps=tile.warps,
-            num_stages=min(tile.stages, most_stages(context, tile, gated)),
-            launch_pdl=overlap,
+            PDL=overlaps(context),
+            **tile.options(context, gated),
         )
 
     def __call__(self, x: torch.Tensor, weight: Weight, out: torch.Tensor, tokens: Dispatched) -> None:

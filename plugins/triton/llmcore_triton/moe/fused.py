@@ -121,7 +121,6 @@ class Unsorted:
         self._width = width(context, tile, gated)
         self._boxes = Boxes(context, tile, tma and not (gated and coded))
         self._shared_boxes = Boxes(context, tile, tma)
-        overlap = overlaps(context)
         self._launch = Bound(
             unsorted,
             TOP_K=size(context, "top_k"),
@@ -130,10 +129,8 @@ class Unsorted:
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
             **form(context, gated),
-            PDL=overlap,
-            num_warps=tile.warps,
-            num_stages=min(tile.stages, experts.most_stages(context, tile, gated)),
-            launch_pdl=overlap,
+            PDL=overlaps(context),
+            **tile.options(context, gated),
         )
 
     def __call__(

@@ -14,7 +14,7 @@ from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
-from llmcore_triton.linear_shapes import is_gated
+from llmcore_triton.linear_shapes import is_gated, registers_of
 from llmcore_triton.quantized.direct_kernel import WORDS, words_times_tokens
 from llmcore_triton.quantized.packing import Packed, Packing
 
@@ -26,9 +26,6 @@ DEFAULT = {"rows": 16, "warps": 8, "ahead": 2, "per_processor": 2}
 
 PADDED = (8, 16)
 """Token counts of a program that kernels are compiled for. More tokens read all weights again."""
-
-_REGISTERS, _MOST_REGISTERS = 65536, 255
-"""Those of a multiprocessor, and the most of a thread."""
 
 
 class Direct(Packed):
@@ -73,7 +70,7 @@ def ahead_of(config: Mapping[str, Any], blocks: int) -> int:
 
 def registers(config: Mapping[str, Any]) -> int:
     """Returns the registers that a thread can have. Without this limit the compiler would load x late to save some."""
-    return int(min(_REGISTERS // (32 * config["warps"] * config["per_processor"]) // 8 * 8, _MOST_REGISTERS))
+    return registers_of(32 * config["warps"] * config["per_processor"])
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Direct:

@@ -12,15 +12,13 @@ from llmcore.api import OpContext
 from llmcore.layers import Op
 
 from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.linear_shapes import registers_of
 from llmcore_triton.quantized.rows import Outputs, form, store_codes, store_rows
 from llmcore_triton.rms_norm import SHORT
 from llmcore_triton.rows import choose, power, size, small, warps
 
 WIDE = 8192
 """Columns of rows that take many registers of each thread."""
-
-REGISTERS = 65536
-"""Registers of a multiprocessor."""
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -91,7 +89,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
                 if number * 32 * 4 <= max(block, SHORT) <= number * 32 * (64 if _whole(context) else 16):
                     yield {"block": block, "num_warps": number}
                     if block >= WIDE and number >= 8 and not small(context):
-                        yield {"block": block, "num_warps": number, "maxnreg": REGISTERS // (2 * 32 * number)}
+                        yield {"block": block, "num_warps": number, "maxnreg": registers_of(2 * 32 * number)}
 
 
 def launcher(

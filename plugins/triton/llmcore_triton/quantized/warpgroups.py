@@ -19,6 +19,7 @@ from llmcore_triton.linear_shapes import (
     buffer,
     power_of_two,
     processors,
+    registers_of,
     shared_bytes,
 )
 from llmcore_triton.quantized.in_gluon import Tiles
@@ -66,8 +67,8 @@ _COPYING = 4
 _SCRATCH = 2048
 """Bytes of shared memory in which a warp turns results."""
 
-_REGISTERS, _MOST_REGISTERS = 65536, 168
-"""Those of a multiprocessor. And the most that a thread starts with: those that multiply get what others give up."""
+_STARTED = 168
+"""The most registers that a thread starts with: those that multiply get what others give up."""
 
 
 class Cut(NamedTuple):
@@ -243,7 +244,7 @@ def stages_of(context: OpContext, config: Mapping[str, Any], rows: int, tokens: 
 def registers(config: Mapping[str, Any]) -> int:
     """Returns the registers that a thread starts with if `per_processor` programs share a multiprocessor."""
     threads = 32 * (config["warps"] + _COPYING) * config["per_processor"]
-    return int(min(_REGISTERS // threads // 8 * 8, _MOST_REGISTERS))
+    return min(registers_of(threads), _STARTED)
 
 
 _NAMES = ("rows", "tokens", "warps", "flight", "depth", "joined", "x_stages", "w_stages", "per_processor")

@@ -17,6 +17,8 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps, place
 from llmcore_triton.linear import descriptors, takes_tma
 from llmcore_triton.linear_shapes import (
+    BARRIERS,
+    MOST_REGISTERS,
     Sizes,
     buffer,
     element_bytes,
@@ -24,6 +26,7 @@ from llmcore_triton.linear_shapes import (
     known_sizes,
     power_of_two,
     processors,
+    registers_of,
     shared_bytes,
 )
 from llmcore_triton.quantized.packing import Packed, Packing
@@ -45,12 +48,6 @@ PADDED = (16, 32, 64, 128, 256)
 
 _LEAST = 16
 """The smallest side of a tile in `tl.dot`."""
-
-_RESERVED = 1024
-"""Upper bound of the bytes of shared memory for TMA's barriers."""
-
-_REGISTERS, _MOST_REGISTERS = 65536, 255
-"""Those of a multiprocessor, and the most of a thread."""
 
 _GRAPH = 256
 """The most tokens of a step for which buffers are made in advance: a call may be captured into a CUDA graph, and must
@@ -136,7 +133,7 @@ class WeightOnly(Packed):
                 **{"SHARED": shared, "ONE": steps == k_steps, "K_STEPS": k_steps},
                 **{"ALIKE": alike, "JOINED": joined, "GROUP": config["group"] if turns > 1 else 0, "PDL": overlap},
                 **{"num_warps": config["warps"], "num_stages": stages, "launch_pdl": overlap},
-                **({"maxnreg": most} if most < _MOST_REGISTERS else {}),
+                **({"maxnreg": most} if most < MOST_REGISTERS else {}),
             ),
         )
         return plan
@@ -149,7 +146,7 @@ def tile_of(context: OpContext, config: Mapping[str, Any], padded: int) -> tuple
     block_n = max(min(config["block_n"], power_of_two(sizes.outputs)), _LEAST)
     block_w = min(config["block_w"], form.blocks.words)
     resident = config["per_processor"] or max(8 // config["warps"], 1)
-    room = shared_bytes(context, resident) - _RESERVED
+    room = shared_bytes(context, resident) - BARRIERS
     if config["per_processor"]:
         # a tile that ends while others are in flight moves between threads through shared memory, for 4 warps in turns
         room -= (min(block_n, 64) if config["warps"] == 4 and padded >= 64 else block_n) * padded * 4
@@ -169,7 +166,7 @@ def tile_of(context: OpContext, config: Mapping[str, Any], padded: int) -> tuple
 
 def registers(config: Mapping[str, Any]) -> int:
     """Returns the registers that a thread can have if `per_processor` programs share a multiprocessor."""
-    return int(min(_REGISTERS // (32 * config["warps"] * max(config["per_processor"], 1)) // 8 * 8, _MOST_REGISTERS))
+    return registers_of(32 * config["warps"] * max(config["per_processor"], 1))
 
 
 def default(context: OpContext) -> dict[str, Any]:

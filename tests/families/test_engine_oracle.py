@@ -79,7 +79,8 @@ MODES: Mapping[str, dict[str, Any]] = {
     "prompts in one step": {"disable_chunked_prefill": True},
     "preempted": {"max_total_token_num": 81, "router_token_ratio": 1.0, "router_max_new_token_len": 1},
     "preempted, ahead": {"max_total_token_num": 81, "router_token_ratio": 1.0, "router_max_new_token_len": 1}
-    | {"plugins": ["llama", "qwen", "contrib-models", AHEAD], "device": "cpu-ahead", "chunked_prefill_size": 7},
+    | {"plugins": ["llama", "qwen", "contrib-models", AHEAD], "device": "cpu-ahead", "chunked_prefill_size": 7}
+    | {"running_max_req_size": 16, "batch_max_tokens": 64},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ from llmcore_devtools.kernels.attention_cases import Uploads
 def registry_for_tests(plugins: Sequence[str] | None = None) -> Registry:
     """The registry of all installed plugins, or of those that `--plugins` would select."""
     return build_registry(Config(discovered=select(plugins).plugins))
+
+
+@cache
+def _all_installed() -> Registry:
+    """Made once, because it takes as long as a small model does. Models read it, and do not change it."""
+    return registry_for_tests()
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class LoadedModel:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.device = torch.device("cpu") if device is None else device.torch_device
-        registry = registry or registry_for_tests()
+        registry = registry or _all_installed()
         checkpoint = open_checkpoint(registry, path, weights=not dummy)
         family, self.config = read_model(registry, checkpoint.config(), data_type)
         pins = [f"{op}={kernel}" for op, kernel in (kernels or {}).items()]

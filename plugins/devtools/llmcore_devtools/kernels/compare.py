@@ -226,9 +226,10 @@ def _error(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: floa
     most = 0.99 * torch.finfo(got.dtype).max if got.is_floating_point() else torch.inf
     got, expected = _comparable(name, got, expected)
     known = expected.abs() < most
-    finite = expected[known]
-    scale = float(finite.abs().max()) if finite.numel() else 1.0
-    error = float((got - expected)[known].abs().max()) if finite.numel() else 0.0
+    if not known.any():
+        return 0.0
+    # to pick the known ones takes four times as long as to put zeros into the places of the others
+    scale, error = (float(torch.where(known, each, 0.0).abs().max()) for each in (expected, got - expected))
     return _held(name, error, tolerance * max(scale, 1.0))
 
 

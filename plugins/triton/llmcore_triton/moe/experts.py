@@ -79,10 +79,10 @@ class Tile(NamedTuple):
     per_processor: int = 0
 
     def options(self, context: OpContext, gated: bool) -> dict[str, Any]:
-        """Returns the options of the launch of gate and up (`gated`) or of down."""
+        """Returns the options of the launch of gate and up (`gated`) or of down, and the kernel's PDL."""
         limit = {"maxnreg": registers_of(32 * self.warps * self.per_processor)} if self.per_processor else {}
-        stages = min(self.stages, most_stages(context, self, gated))
-        return {"num_warps": self.warps, "num_stages": stages, "launch_pdl": overlaps(context), **limit}
+        stages, overlap = min(self.stages, most_stages(context, self, gated)), overlaps(context)
+        return {"PDL": overlap, "num_warps": self.warps, "num_stages": stages, "launch_pdl": overlap, **limit}
 
 
 def width(context: OpContext, tile: Tile, gated: bool) -> int:
@@ -131,7 +131,6 @@ class Half:
             BLOCK_K=tile.block_k,
             SWAP=tile.block_m < LONG or numbers_in(context) > 1,
             **form(context, gated),
-            PDL=overlaps(context),
             **tile.options(context, gated),
         )
 

@@ -129,7 +129,6 @@ class Unsorted:
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
             **form(context, gated),
-            PDL=overlaps(context),
             **tile.options(context, gated),
         )
 

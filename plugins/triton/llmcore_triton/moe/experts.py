@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import HOPPER, Bound, overlaps
-from llmcore_triton.linear_shapes import element_bytes, power_of_two, registers_of, shared_bytes
+from llmcore_triton.linear_shapes import element_bytes, power_of_two, shared_bytes
 from llmcore_triton.moe.experts_kernels import grouped, outputs_of
 from llmcore_triton.quantized.packing import BITS
 from llmcore_triton.rows import size
@@ -66,23 +66,18 @@ def form(context: OpContext, gated: bool) -> dict[str, Any]:
 
 
 class Tile(NamedTuple):
-    """A launch: pairs, outputs (of gate and of up each) and inputs of a tile, warps, and tiles in flight.
-
-    `per_processor`: programs whose registers a multiprocessor has room for; 0: as many as the compiler gives.
-    """
+    """A launch: pairs, outputs (of gate and of up each) and inputs of a tile, warps, and tiles in flight."""
 
     block_m: int
     block_n: int
     block_k: int
     warps: int
     stages: int
-    per_processor: int = 0
 
     def options(self, context: OpContext, gated: bool) -> dict[str, Any]:
         """Returns the options of the launch of gate and up (`gated`) or of down, and the kernel's PDL."""
-        limit = {"maxnreg": registers_of(32 * self.warps * self.per_processor)} if self.per_processor else {}
         stages, overlap = min(self.stages, most_stages(context, self, gated)), overlaps(context)
-        return {"PDL": overlap, "num_warps": self.warps, "num_stages": stages, "launch_pdl": overlap, **limit}
+        return {"PDL": overlap, "num_warps": self.warps, "num_stages": stages, "launch_pdl": overlap}
 
 
 def width(context: OpContext, tile: Tile, gated: bool) -> int:

@@ -101,13 +101,8 @@ _DECODE = (
     ((256, 8, 3), (128, 4, 4)),
     ((32, 2, 4), (32, 2, 4)),
     ((32, 1, 3), (16, 1, 4)),
-    ((128, 4, 3, 5), (128, 4, 2, 7)),
 )
-"""Rows of weights, warps, stages, and programs of a multiprocessor, of gate_up and down.
-
-The last pair is for codes of 8 bits. Eight tokens of Qwen3-30B-A3B choose 52 experts on average, which have 624 tiles
-of gate and up and 832 of down. With so few registers for a thread, all of them run on an H200 at once.
-"""
+"""Rows of weights, warps and stages of gate_up and down."""
 
 _PREFILL = (
     ((64, 64, 4, 3), (64, 64, 4, 3)),

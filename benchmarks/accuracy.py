@@ -69,14 +69,8 @@ NARROW = {
 }
 """Sizes for a CPU."""
 
-QUANTIZED = frozenset(
-    {
-        *("linear", "linear_silu_and_mul", "linear.w4a16", "linear.w4a16_silu_and_mul", "linear.w8a16"),
-        *("linear.w8a16_silu_and_mul", "linear.w8a8", "linear.fp8_block", "quantize_rows", "rms_norm_quant"),
-        *("add_rms_norm_quant", "silu_and_mul_quant"),
-    }
-)
-"""The ops that are pinned to torch in the model with which `kernels` compares."""
+TWINS = frozenset({"linear", "linear_silu_and_mul", "moe.experts", "moe.fused"})
+"""Ops of plain weights that have twins for quantized weights."""
 
 PASSAGES = ROOT / "tests" / "data" / "handbook.json"
 TOKENS = 512
@@ -355,9 +349,11 @@ def shapes(bench: Bench) -> Iterator[Line]:
 def _kernels(
     bench: Bench, path: str | Path, windows: torch.Tensor, lists: Sequence[str], *, dummy: bool
 ) -> Iterator[Line]:
+    specs = registry_for_tests().specs(OpSpec)
+    quantizing = {spec.name for spec, plugin in specs if plugin.name == "quantization"}
     for modes in lists:
         ours = bench.model(path, "bf16", TOKENS, modes=modes.split(), dummy=dummy)
-        torch_ops = {op: "torch" for op in sorted(QUANTIZED & used_ops(ours.build))}
+        torch_ops = {op: "torch" for op in sorted((TWINS | quantizing) & used_ops(ours.build))}
         theirs = bench.model(path, "bf16", TOKENS, modes=modes.split(), dummy=dummy, kernels=torch_ops)
         found, rounding = {}, {}
         for step in STEPS:

@@ -31,7 +31,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,19 +135,24 @@ def measure(
                 print(f"{entry['us']:10.2f} us  {job.name}  {entry['config'] or ''}", flush=True)
         del load_of
         gc.collect()
-        _beside(registry, alike[0].context, device, timer, counts)
+        if left() > 0:
+            notes += _beside(registry, alike[0].context, device, timer, counts)
     return entries, [*notes, *([f"no time for {missed} kernels"] if missed else [])]
 
 
 def _beside(
     registry: Registry, context: OpContext, device: torch.device, timer: Timer, counts: Sequence[int] | None
-) -> None:
-    """Time the kernels of the plain op as they are chosen today, and print it."""
+) -> Iterator[str]:
+    """Time the kernels of the plain op as they are chosen today, and print it. Yields messages of those that fail."""
     plain = plain_of(registry, context)
     jobs = [] if plain is None else jobs_for(registry, [plain], most=0)
     load_of = Workload(registry, plain, device, counts) if plain is not None and jobs else None
     for job in jobs if load_of is not None else ():
-        us = _mean(_times(load_of, job.make({}), timer, HEAT))
+        try:
+            us = _mean(_times(load_of, job.make({}), timer, HEAT))
+        except Exception as error:  # noqa: BLE001 - one that cannot run here is not compared
+            yield f"beside it: {job.name}: {type(error).__name__}: {str(error).splitlines()[:1]}"
+            continue
         print(f"{us:10.2f} us  beside it: {job.name}", flush=True)
 
 

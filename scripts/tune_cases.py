@@ -59,7 +59,7 @@ HEAVY: Mapping[str, slice] = {
 """Op -> the arguments that come from memory."""
 
 _FORM = re.compile(r"\.(w4a16|w8a16|w8a8|fp8_block)|_quant$")
-_FORM_FIELDS = frozenset({"codes", "group", "scale", "scale_type", "zeros", "ordered", "static"})
+_FORM_FIELDS = frozenset({"codes", "group", "scale", "scale_type", "zeros", "ordered"})
 """Parts of the name and of the shape that an op over quantized tensors has, and the plain op has not."""
 
 MIXTURES = ("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "moe.fused", *STACKS)

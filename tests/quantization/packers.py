@@ -202,8 +202,8 @@ def ct_words(bits: int = 4, group: int = 32, *, sym: bool = True, act: Order = "
     return Case(config, partial(pack_ct_words, bits, group, sym, act), partial(read_ct_words, bits, group))
 
 
-def pack_ct_int8(static: bool, weight: torch.Tensor) -> Tensors:
-    scale = weight.abs().amax(1, keepdim=True) / 127
+def pack_ct_int8(static: bool, most: int, weight: torch.Tensor) -> Tensors:
+    scale = weight.abs().amax(1, keepdim=True) / most
     found = {"weight": (weight / scale).round().to(torch.int8), "weight_scale": scale}
     return found | static_scale(static, 127, weight)
 
@@ -225,10 +225,11 @@ def activations(kind: str, static: bool) -> dict[str, Any]:
     return {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": not static, "strategy": strategy}
 
 
-def ct_int8(*, static: bool = False) -> Case:
-    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+def ct_int8(*, bits: int = 8, static: bool = False) -> Case:
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "channel"}
     config = ct("int-quantized", weights, activations("int", static))
-    return Case(config, partial(pack_ct_int8, static), partial(read_scaled, 1, 0, "weight_scale"), inputs(static))
+    pack = partial(pack_ct_int8, static, 2 ** (bits - 1) - 1)
+    return Case(config, pack, partial(read_scaled, 1, 0, "weight_scale"), inputs(static))
 
 
 def inputs(static: bool) -> Literal["static", "row"]:
@@ -325,6 +326,7 @@ CASES: Mapping[str, Case] = {
     "ct, 8 bits, asymmetric": ct_words(8, sym=False),
     "ct, int8": ct_int8(),
     "ct, int8, static": ct_int8(static=True),
+    "ct, 4 bits in int8": ct_int8(bits=4),
     "ct, fp8 per tensor": ct_float("tensor", static=True),
     "ct, fp8 per channel": ct_float("channel"),
     "ct, fp8 per block": ct_float("block"),

@@ -133,9 +133,10 @@ def test_a_kernel_that_does_not_read_the_layout_is_named_with_it(llama: Path, tm
 
 
 def test_a_group_that_does_not_divide_names_those_that_do(llama: Path) -> None:
-    message = "down_proj: groups of 128 inputs do not divide 192; groups of 64 or 32 do"
-    for name in ("triton_w4a16", "fp8w8a8_b128"):
-        with pytest.raises(ConfigError, match=f"--mode {name} does not fit LlamaForCausalLM on cpu.*{message}"):
+    wrong = "down_proj: groups of 128 inputs do not divide 192; "
+    message = f"{wrong}groups of 64 or 32 do"
+    for name, says in (("triton_w4a16", message), ("fp8w8a8_b128", f"{wrong}use a scale per row instead of groups")):
+        with pytest.raises(ConfigError, match=f"--mode {name} does not fit LlamaForCausalLM on cpu.*{says}"):
             LLM(llama, device="cpu", mode=(name,))
     found = {row["name"]: row["misfit"] for row in run("modes", "--model", str(llama), "--device", "cpu")}
     assert message in found["triton_w4a16"] and message in found["g128"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from llmcore_quantization import rounding
 from llmcore_quantization.canonical import Scheme, dequantized, shapes, unpacked
-from llmcore_quantization.rounding import LIMITS, quantized, rounded
+from llmcore_quantization.rounding import LIMITS, quantized
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -87,6 +87,11 @@ def test_weights_that_are_zero_or_tiny_stay_finite(name: str) -> None:
     weight[0], weight[1] = 0.0, 1e-12
     found = restored(quantized(weight, SCHEMES[name]))
     assert found.isfinite().all() and (found[0] == 0).all() and found[1].abs().max() < 1e-8
+
+
+def rounded(x: torch.Tensor, kind: torch.dtype, group: int = 0, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """Inputs as their codes give them back."""
+    return rounding.restored(*rounding.codes_of(x, kind, group, scale))
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])

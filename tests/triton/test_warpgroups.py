@@ -39,7 +39,12 @@ def test_every_configuration_fits(sizes: tuple[int, int], bucket: int, scheme: S
         kernel = warpgroups.make_with(where, config)
         for tokens in (65, 128, 200, 256, 300, 1024):
             for cut in kernel.cuts(tokens):
-                assert min(warpgroups.stages_of(where, kernel._config, cut.rows, cut.tokens)) >= 2
+                config = kernel._config
+                x_stages, w_stages = warpgroups.stages_of(where, config, cut.rows, cut.tokens)
+                x, w = config["joined"] * cut.tokens * 64 * 2, cut.rows * config["step"]
+                shared = x_stages * x + w_stages * (w // 2 if scheme.codes == "u4" else w)
+                assert min(x_stages, w_stages) >= 2
+                assert (shared + 2048 * config["warps"] + 1024) * config["per_processor"] <= 228 * 1024
 
 
 def test_how_a_call_is_cut() -> None:

@@ -6,10 +6,12 @@ Shape field `shared` is the width of a gated MLP that processes every token besi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
 
+from llmcore.api.models import RouteSpec
 from llmcore.api.specs import OpContext
 from llmcore.ops import (
     SAMPLE_TOKENS,
@@ -48,7 +50,7 @@ Arguments = tuple[
     Shared | None,
 ]
 
-_ROUTE = ("experts", "top_k", "scoring", "normalize", "scale", "groups", "top_groups", "group_score", "bias", "size")
+_ROUTE = (*(field.name for field in fields(RouteSpec)), "bias", "size")
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "moe.route": _ROUTE,
     "moe.dispatch": ("experts", "top_k"),

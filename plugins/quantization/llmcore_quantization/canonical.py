@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from llmcore.layers import DTYPES
 
 ScaleType = Literal["f32", "f16", "bf16"]
 
@@ -53,7 +54,7 @@ def shapes(scheme: Scheme, inputs: int, outputs: int) -> dict[str, tuple[tuple[i
     scales = (outputs, inputs // group)
     found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "codes": ((outputs, inputs // 2 if scheme.codes == "u4" else inputs), CODES[scheme.codes]),
-        "scale": (scales, {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[scheme.scale]),
+        "scale": (scales, DTYPES[scheme.scale]),
     }
     if scheme.zeros:
         found["zero"] = (scales, torch.uint8 if scheme.codes == "u4" else torch.int8)

@@ -98,7 +98,8 @@ class Held:
         try:
             return shapes(self.scheme, self.shape.inputs, self.shape.outputs)
         except ValueError as error:
-            fitting = [str(group) for group in GROUPS if self.shape.inputs % group == 0]
+            choice = GROUPS if self.scheme.codes == "u4" else ()
+            fitting = [str(group) for group in choice if self.shape.inputs % group == 0]
             advice = f"groups of {' or '.join(fitting)} do" if fitting else "use a scale per row instead of groups"
             raise ConfigError(f"{self.shape.name}: {error}; {advice}") from error
 

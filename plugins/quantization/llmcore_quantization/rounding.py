@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from llmcore.layers import DTYPES
 
 from llmcore_quantization.canonical import CODES, Scheme, packed
 
@@ -11,9 +12,6 @@ RANGES = {"u4": (0, 15), "i8": (-128, 127), "e4m3": (-448, 448)}
 
 LIMITS = {"u4": 7.5, "i8": 127.0, "e4m3": 448.0}
 """The symmetric code of a group's largest magnitude. 7.5 rounds to 7 or -8, so both ends of the range are used."""
-
-SCALES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-
 
 CHUNK = 1 << 20
 """Number of weights quantized at a time, so that their f32 form stays small."""
@@ -55,11 +53,6 @@ def _quantized(weight: torch.Tensor, scheme: Scheme, rows: int) -> dict[str, tor
     return {"codes": packed(codes) if scheme.codes == "u4" else codes, "scale": scale, **found}
 
 
-def rounded(x: torch.Tensor, kind: torch.dtype, group: int = 0, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """Inputs [T, K] as their codes give them back, in f32. The arguments are those of `codes_of`."""
-    return restored(*codes_of(x, kind, group, scale))
-
-
 def codes_of(
     x: torch.Tensor, kind: torch.dtype, group: int = 0, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,7 +79,7 @@ def restored(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def _steps(scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """`scale` in the scheme's type."""
-    return _nonzero(scale.to(SCALES[scheme.scale]))
+    return _nonzero(scale.to(DTYPES[scheme.scale]))
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:

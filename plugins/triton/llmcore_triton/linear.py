@@ -19,12 +19,12 @@ from llmcore_triton.launch import HOPPER, Bound, overlaps, place
 from llmcore_triton.linear_kernels import small_rows
 from llmcore_triton.linear_shapes import (
     BARRIERS,
-    GATED,
     TMA_ALIGNED,
     Sizes,
     buffer,
     by_torch,
     element_bytes,
+    is_gated,
     known_sizes,
     power_of_two,
     processors,
@@ -87,7 +87,7 @@ class SmallRows:
 
     def __init__(self, context: OpContext, config: Mapping[str, Any], padded: tuple[int, ...] = PADDED) -> None:
         self._context, self._config, self.padded = context, config, padded
-        self._gated = context.op == GATED
+        self._gated = is_gated(context)
         self._plans: dict[tuple[int, int, int], Plan] = {}
         sizes = known_sizes(context)
         # all buffers are made here: a call may be captured into a CUDA graph, and must not own memory
@@ -210,8 +210,11 @@ def resident(context: OpContext, config: Mapping[str, Any], sizes: Sizes) -> int
 
 
 def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded: int) -> tuple[int, int, int]:
-    """Returns (block_n, block_k, stages) of a configuration, reduced to the shape and to the shared memory."""
-    gated, element = context.op == GATED, element_bytes(context)
+    """Returns (block_n, block_k, stages) of a configuration, reduced to the shape and to the shared memory.
+
+    Raises ValueError if not even one stage fits.
+    """
+    gated, element = is_gated(context), element_bytes(context)
     block_n = max(min(config["block_n"], power_of_two(sizes.outputs)), _LEAST)
     least = _LEAST if element > 1 else _LEAST_CODES
     block_k = max(min(config["block_k"], power_of_two(sizes.inputs)), least)
@@ -314,7 +317,7 @@ def worthwhile(context: OpContext, config: Mapping[str, Any], least: int, padded
         block_n, block_k, stages = tile_of(context, config, sizes, padded)
     except ValueError:
         return False
-    rows = (1 + (context.op == GATED)) * block_n
+    rows = (1 + is_gated(context)) * block_n
     step = rows * block_k * element_bytes(context)
     if block_n != config["block_n"] or block_k != config["block_k"] or stages < 3 or step < least:
         return False

@@ -47,7 +47,7 @@ def tiles_of_one_size(  # type: ignore[no-untyped-def]
     if PDL:
         touch(
             weight, tile_n * k_steps, (tile_n + 1) * k_steps, k_steps, outputs, inputs,
-            BLOCK_N, BLOCK_K, False, DEPTH, 256 // weight.dtype.element_ty.primitive_bitwidth,
+            BLOCK_N, BLOCK_K, DEPTH, 256 // weight.dtype.element_ty.primitive_bitwidth,
         )  # fmt: skip
     wait(PDL)
     release(PDL)

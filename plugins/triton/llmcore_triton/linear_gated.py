@@ -21,7 +21,7 @@ from llmcore.api import OpContext
 from llmcore.layers import Op
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from llmcore_triton import silu_and_mul, tuned
+from llmcore_triton import linear_kernels, silu_and_mul, tuned
 from llmcore_triton.launch import Bound, Box, overlaps, release, wait
 from llmcore_triton.linear_kernels import tile_at
 from llmcore_triton.linear_shapes import TMA_ALIGNED, known_sizes, processors
@@ -68,7 +68,7 @@ def many_rows(  # type: ignore[no-untyped-def]
             at = column + tl.arange(0, BLOCK_N)
             gate += tl.load(bias + at, mask=at < outputs, other=0.0).to(tl.float32)[None, :]
             up += tl.load(bias + outputs + at, mask=at < outputs, other=0.0).to(tl.float32)[None, :]
-        out.store([row, column], (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype))
+        out.store([row, column], linear_kernels.silu_and_mul(gate, up).to(out.dtype))
 
 
 class ManyRows:

@@ -11,7 +11,7 @@ from llmcore.api import OpContext
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.linear_kernels import gemv
-from llmcore_triton.linear_shapes import GATED, by_torch, power_of_two
+from llmcore_triton.linear_shapes import by_torch, is_gated, power_of_two
 
 KERNEL = "gemv"
 
@@ -25,7 +25,7 @@ class Gemv:
     """The op, bound to a configuration."""
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
-        self._gated, self._config = context.op == GATED, config
+        self._gated, self._config = is_gated(context), config
         overlap = overlaps(context)
         self._launch = Bound(gemv, GATED=self._gated, PDL=overlap, num_warps=config["warps"], launch_pdl=overlap)
 
@@ -65,6 +65,6 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     for warps in (2, 4, 8):
         for block_k in (512, 1024, 2048):
             for block_n in (1, 2, 4, 8):
-                per_thread = (1 + (context.op == GATED)) * block_n * block_k // (32 * warps)
+                per_thread = (1 + is_gated(context)) * block_n * block_k // (32 * warps)
                 if 16 <= per_thread <= 64:
                     yield {"block_n": block_n, "block_k": block_k, "warps": warps}

@@ -18,13 +18,14 @@ AHEAD: tl.constexpr = tl.constexpr(16)
 
 @triton.jit
 def silu_and_mul(gate, up):  # type: ignore[no-untyped-def]
+    """The op of that name, in f32."""
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
 def touch(  # type: ignore[no-untyped-def]
     weight, first, last, k_steps, outputs, inputs,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, DEPTH: tl.constexpr, SECTOR: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr, SECTOR: tl.constexpr,
 ):  # fmt: skip
     """Prefetch the first DEPTH weight tiles into the L2 cache. SECTOR: elements that memory transfers together."""
     rows = tl.arange(0, BLOCK_N)
@@ -37,8 +38,6 @@ def touch(  # type: ignore[no-untyped-def]
         tile = weight + row.to(tl.int64) * inputs + column + (rows * inputs)[:, None] + columns[None, :]
         # volatile, because the loaded values are not used
         tl.load(tile, mask=mask, volatile=True)
-        if GATED:
-            tl.load(tile + outputs.to(tl.int64) * inputs, mask=mask, volatile=True)
 
 
 @triton.jit
@@ -337,11 +336,12 @@ def tokens_of(  # type: ignore[no-untyped-def]
     """Returns step k of x from token `row` on, [TOKENS, BLOCK_K], with zeros outside."""
     if tiles is not None:
         return tiles.load([row, k * BLOCK_K])
-    lines, columns = row + tl.arange(0, TOKENS), tl.arange(0, BLOCK_K)
-    here = (lines < tokens)[:, None]
+    lines, columns = tl.arange(0, TOKENS), tl.arange(0, BLOCK_K)
+    here = (row + lines < tokens)[:, None]
     if not EVEN_K:
         here = here & (k * BLOCK_K + columns < inputs)[None, :]
-    return tl.load(x + k * BLOCK_K + lines[:, None] * x_stride + columns[None, :], mask=here, other=0.0)
+    start = x + tl.cast(row, tl.int64) * x_stride + k * BLOCK_K
+    return tl.load(start + lines[:, None] * x_stride + columns[None, :], mask=here, other=0.0)
 
 
 @triton.jit

@@ -11,9 +11,6 @@ import torch.nn.functional as F
 from llmcore.api import OpContext
 from llmcore.layers import DTYPES
 
-GATED = "linear_silu_and_mul"
-"""The op whose kernels also multiply silu(gate) with up. Such ops of quantized weights end with its name's end."""
-
 EIGHT_BITS = frozenset({"linear.w8a8", "linear.fp8_block"})
 """The ops whose kernels multiply codes of 8 bits with each other."""
 
@@ -43,7 +40,7 @@ class Sizes(NamedTuple):
 
 
 def is_gated(context: OpContext) -> bool:
-    """Returns True if the op also multiplies silu(gate) with up."""
+    """Returns True if the op also multiplies silu(gate) with up, as its name's end says."""
     return context.op.endswith("_silu_and_mul")
 
 
@@ -82,7 +79,11 @@ def processors(context: OpContext) -> int:
 
 @cache
 def buffer(where: torch.device, dtype: torch.dtype, size: int) -> torch.Tensor:
-    """`size` zeros. All kernels of a device share the tensor, since they run one after another in one stream."""
+    """`size` elements, which are zeros before the first use.
+
+    All kernels of a device share the tensor, since they run one after another in one stream. So a kernel that counts
+    in int32 leaves zeros again. Partial sums in f32 stay, and no kernel may rely on what it finds there.
+    """
     return torch.zeros(size, dtype=dtype, device=where)
 
 

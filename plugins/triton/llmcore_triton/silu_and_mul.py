@@ -12,6 +12,7 @@ from llmcore.api import OpContext
 from llmcore.layers import Op
 
 from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.linear_kernels import silu_and_mul
 from llmcore_triton.rows import choose, power, size, small, warps
 
 
@@ -25,8 +26,7 @@ def _gated(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.cons
     release(PDL)
     gate = tl.load(start, mask=keep).to(tl.float32)
     up = tl.load(start + SIZE, mask=keep).to(tl.float32)
-    gated = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * SIZE + columns, gated.to(out.dtype.element_ty), mask=keep)
+    tl.store(out + row * SIZE + columns, silu_and_mul(gate, up).to(out.dtype.element_ty), mask=keep)
 
 
 def default(context: OpContext) -> Mapping[str, Any]:

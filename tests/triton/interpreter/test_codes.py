@@ -124,6 +124,9 @@ def test_many_rows(op: str, codes: str, processors: int) -> None:
     given = case(where, 70)
     for biased in (True, False):
         agree(kernel, where, given, biased=biased)
+    x, *others = given
+    apart = torch.cat((x, x), dim=1)[:, :inputs]
+    agree(kernel, where, (apart, *others))
     assert len(kernel._weights) == 1
 
 

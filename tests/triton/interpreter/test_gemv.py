@@ -44,8 +44,7 @@ def case(where: OpContext, tokens: int, spread: int = 1) -> tuple[Any, ...]:
 
 
 def agree(kernel: Any, where: OpContext, given: tuple[Any, ...], canonical: tuple[Any, ...]) -> None:
-    module = MODULES[where.op]
-    right = (module.make(where) if hasattr(module, "make") else module.reference)(*canonical)
+    right = MODULES[where.op].make(where)(*canonical)
     got = kernel(*given)
     assert got.dtype == DTYPES[where.dtype]
     allowed = {"f32": 1e-5, "f16": 4e-3}[where.dtype] * max(float(right.abs().max()), 1.0)

@@ -62,7 +62,7 @@ SHAPES = [(module, shape) for module in (moe_experts_w4a16, moe_experts_w8a16) f
 def test_samples_of_experts(module: Any, shape: dict[str, Any]) -> None:
     """Tiles of few and of many pairs, with and without TMA, rows that end within a block, and pairs left alone."""
     op = f"moe.experts.{module.__name__[-5:]}"
-    for dtype, bucket, tokens, config in (("f32", 1, 2, {}), ("f16", 4, 9, {"tma": False})):
+    for dtype, bucket, tokens, config in (("f32", 1, 2, {}), ("f16", 1, 9, {"tma": False}), ("f16", 4, 9, {})):
         where = context(op, dtype, bucket, **shape)
         assert why_not(SPECS[op], where) is None
         check(module, experts.make_with(where, config), where, tokens, last=dtype == "f32")
@@ -73,12 +73,13 @@ FUSED = [(module, shape) for module in (moe_fused_w4a16, moe_fused_w8a16) for sh
 
 @pytest.mark.parametrize(("module", "shape"), FUSED, ids=str)
 def test_samples_of_fused(module: Any, shape: dict[str, Any]) -> None:
-    """Also beside a shared MLP with plain weights; canonical codes are packed when they come."""
+    """Also beside a shared MLP with plain weights. Codes are packed when they come. One token in both ways."""
     op = f"moe.fused.{module.__name__[-5:]}"
     for dtype, bucket, tokens in (("f32", 0, 1), ("f16", 0, 1), ("f16", 1, 5)):
         where = context(op, dtype, bucket, **shape)
         assert why_not(SPECS[op], where) is None
-        check(module, fused.make(where), where, tokens, packs=dtype == "f16")
+        kernel = fused.make_with(where, fused.default(where)) if dtype == "f32" else fused.make(where)
+        check(module, kernel, where, tokens, packs=dtype == "f16")
 
 
 ONE = {"experts": 5, "top_k": 3, "size": 320, "inner": 96}
@@ -142,13 +143,13 @@ def test_groups_that_are_no_power_of_two(group: int) -> None:
     """Of a block's parts one or two at a time share a scale."""
     scheme = Scheme(codes="u4", group=group, zeros=True)
     shape = {"experts": 3, "top_k": 2, "size": 192, "inner": 96, **moe_experts_w4a16.told(scheme)}
-    for op, module, made, bucket in (
-        ("moe.experts.w4a16", moe_experts_w4a16, experts.make, 1),
-        ("moe.fused.w4a16", moe_fused_w4a16, fused.make, 0),
+    for op, module, own, bucket in (
+        ("moe.experts.w4a16", moe_experts_w4a16, experts, 1),
+        ("moe.fused.w4a16", moe_fused_w4a16, fused, 0),
     ):
         where = context(op, "f16", bucket, **shape)
         assert why_not(SPECS[op], where) is None
-        check(module, made(where), where, 1)
+        check(module, own.make_with(where, own.default(where)), where, 1)
 
 
 @pytest.mark.parametrize(("size", "inner"), [(2048, 768), (7168, 2048), (2048, 1408), (64, 64), (16384, 512)])
@@ -168,12 +169,13 @@ def test_configurations_for_one_token(size: int, inner: int) -> None:
         assert all(0 < (one["ahead"] - 1) * one["down"][1] < blocks for one in configs if one["ahead"] > 1)
 
 
-def test_long_tiles() -> None:
+@pytest.mark.parametrize("tma", [False, True])
+def test_long_tiles(tma: bool) -> None:
     """So many pairs for each expert that some tiles of the last bucket are full."""
     scheme = Scheme(codes="u4", group=32, zeros=True)
     shape = {"experts": 2, "top_k": 2, "size": 64, "inner": 64, **moe_experts_w4a16.told(scheme)}
     where = context("moe.experts.w4a16", "f16", 4, **shape)
-    check(moe_experts_w4a16, experts.make(where), where, 140)
+    check(moe_experts_w4a16, experts.make_with(where, {"tma": tma}), where, 140)
 
 
 def test_deterministic() -> None:

@@ -75,6 +75,13 @@ def test_every_launch_configuration(op: str) -> None:
             assert check(module(op), kernel.make_with(where, config), where) > 0
 
 
+@pytest.mark.parametrize("op", ["quantize_rows", "silu_and_mul_quant"])
+def test_a_block_has_whole_groups(op: str) -> None:
+    where = context(op, size=4096, codes="i8", group=2048, static=False)
+    assert SPECS[op].refuses(where) is None  # type: ignore[misc]
+    assert check(module(op), made(where), where) > 0
+
+
 def test_wide_rows_that_share_a_multiprocessor() -> None:
     kernel = importlib.import_module("llmcore_triton.quantized.quantize_rows")
     where = context("quantize_rows", "f16", 4, size=9000, codes="i8", group=0, static=False)

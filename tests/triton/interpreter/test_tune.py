@@ -204,10 +204,25 @@ def test_steps_at_the_power_limit_are_heated_and_their_best_are_timed_again(
     assert capsys.readouterr().out.count("quantize_rows=triton") == 4
 
 
-def test_the_plain_op_is_timed_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plain_op_is_timed_beside(capsys: pytest.CaptureFixture[str]) -> None:
     where = OpContext(
         op="rms_norm_quant", device=GPU, dtype="f32", bucket=0, shape={"size": 128, "codes": "i8", "group": 0}
     )
     jobs = tune.jobs_for(REGISTRY, [where], most=1)
     tune.measure(REGISTRY, jobs, torch.device("cpu"), lambda calls, heat: 7.5, lambda: 1.0, counts=(1,))
     assert "7.50 us  beside it: rms_norm=triton, 1 tokens, size=128" in capsys.readouterr().out
+
+
+def test_a_plain_op_that_fails_leaves_the_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(context: OpContext) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("llmcore_triton.rms_norm.make", fails)
+    where = OpContext(
+        op="rms_norm_quant", device=GPU, dtype="f32", bucket=0, shape={"size": 128, "codes": "i8", "group": 0}
+    )
+    jobs = tune.jobs_for(REGISTRY, [where], most=1)
+    entries, notes = tune.measure(
+        REGISTRY, jobs, torch.device("cpu"), lambda calls, heat: 7.5, lambda: 1.0, counts=(1,)
+    )
+    assert len(entries) == 1 and any("beside it: rms_norm=triton" in note and "no room" in note for note in notes)

@@ -105,6 +105,18 @@ def test_programs_that_share_tiles(form: str, processors: int, config: dict[str,
         assert all(not plan.arrivals.any() for plan in kernel._plans.values())
 
 
+@pytest.mark.parametrize("counts", [(20, 40), (40, 20)])
+def test_steps_of_one_op_may_have_other_tiles(counts: tuple[int, int]) -> None:
+    """Where shared memory is small, 40 tokens have shorter blocks of weights by TMA than 20."""
+    where, module, (x, *rest) = case(FORMS["u4"], False, 40, 128, 512)
+    kernel = weight_only.make(replace(where, bucket=2, device=replace(H200, capability=120)))
+    weights = kernel.pack(*rest[:4])
+    for count in counts:
+        close(kernel(x[:count], *weights, rest[4]), module, (x[:count], *rest))
+    boxes = [kernel._plan(count).boxes for count in counts]
+    assert None not in boxes and boxes[0][1] != boxes[1][1]  # type: ignore[index]
+
+
 def test_a_part_of_each_word_of_a_block() -> None:
     where = context("linear.w4a16", shape_of(Scheme(codes="u4", group=128), 512, 1, False))
     form = packing.Packing(where)
@@ -147,8 +159,16 @@ def test_every_configuration_fits_into_shared_memory(op: str) -> None:
         where = context(op, shape_of(scheme, 4096, 28672, False, gated), "bf16", bucket, 132)
         configs = list(weight_only.candidates(where))
         assert 3 <= len(configs) <= 8
-        for config in configs:
-            assert weight_only.tile_of(where, {**weight_only.default(where), **config}, 64)[2] >= 1
+        form = packing.Packing(where)
+        for config in ({**weight_only.default(where), **config} for config in configs):
+            for padded in (count for count in weight_only.PADDED if count <= config["tokens"]):
+                block_n, block_w, stages = weight_only.tile_of(where, config, padded)
+                rows = (1 + (gated is not None)) * block_n
+                marks = rows * 4 * form.blocks.parts // form.alike if form.group else 0
+                words, inputs = rows * block_w * 2 + marks, padded * form.blocks.parts * block_w * 2
+                results = 4 * padded * (64 if config["warps"] == 4 and padded >= 64 else block_n)
+                shared = stages * (words + inputs) - words + bool(config["per_processor"]) * results
+                assert stages >= 1 and (shared + 1024) * max(config["per_processor"], 1) <= 228 * 1024
 
 
 def run(ptx: str, words: torch.Tensor, zero: torch.Tensor, half: torch.dtype) -> torch.Tensor:

@@ -4,7 +4,7 @@
   [outputs, groups]; `weight_zero_point` int32 [outputs * bits / 32, groups], words along outputs, or int8
   [outputs, groups]; `weight_shape` [2]; `weight_g_idx` [inputs]. A field holds a signed number plus half its range.
 - `int-quantized`, `float-quantized`: `weight` int8 or e4m3 [outputs, inputs]; `weight_scale` per tensor, output, group
-  or block; `input_scale` if the scale of the inputs is static.
+  or block; `input_scale` if the scale of the inputs is static. Integers of 4 bits with quantized inputs are int8, too.
 - `mxfp4-pack-quantized`: `weight_packed` u8 [outputs, inputs / 2], `weight_scale` u8 [outputs, inputs / 32].
 
 Source: compressed-tensors 0.20.0, compressors/.
@@ -74,11 +74,12 @@ class Group:
     targets: tuple[str, ...]
     weights: Mapping[str, Any]
     inputs: Mapping[str, Any] | None
+    format: str | None
 
     @property
     def codes(self) -> str | None:
         """`Scheme.codes` of the weights; None for the 4-bit floats of mxfp4."""
-        return _codes(self.weights)
+        return "i8" if self.format == "int-quantized" else _codes(self.weights)
 
     @property
     def block(self) -> tuple[int, int]:
@@ -131,7 +132,7 @@ class CompressedTensors:
                 "checkpoint without transforms"
             )
         groups = mapping(quantization, "config_groups")
-        self._groups = [_group(name, mapping(groups, name)) for name in groups]
+        self._groups = [_group(name, mapping(groups, name), quantization.get("format")) for name in groups]
         if not self._groups:
             raise ConfigError(f"quantization_config of {self.name} has no config_groups; {FIX}")
         self._ignored = names(quantization, "ignore")
@@ -178,8 +179,8 @@ FORMATS = (
 """Values of `format`. The headers say which of them a module has."""
 
 
-def _group(name: str, group: Mapping[str, Any]) -> Group:
-    """Raises ConfigError for weights that are not read."""
+def _group(name: str, group: Mapping[str, Any], format: str | None) -> Group:
+    """`format`: that of groups without one. Raises ConfigError for weights that are not read."""
     weights = mapping(group, "weights")
     kind, bits = weights.get("type", "int"), weights.get("num_bits")
     known(f"compressed-tensors' {name}", group, {"format": FORMATS})
@@ -189,13 +190,14 @@ def _group(name: str, group: Mapping[str, Any]) -> Group:
             "read with int of 4 or 8 bits and float of 8, and mxfp4; use another checkpoint of the model"
         )
     known(f"compressed-tensors' {name}", weights, {"strategy": ("tensor", "channel", "group", "block")})
-    return Group(name, names(group, "targets"), weights, mapping(group, "input_activations") or None)
+    inputs, own = mapping(group, "input_activations") or None, group.get("format") or format
+    return Group(name, names(group, "targets"), weights, inputs, own)
 
 
 def _packed(module: str, headers: Mapping[str, Header], early: Mapping[str, torch.Tensor], group: Group) -> Packed:
     """A module of integers in words, of int8 or of float8."""
     in_words = "weight_packed" in headers
-    bits = group.weights["num_bits"]
+    bits = group.weights["num_bits"] if in_words else 8
     outputs, wide = matrix(module, headers, "weight_packed" if in_words else "weight")
     inputs = _inputs(module, early.get("weight_shape"), outputs, wide, bits) if in_words else wide
     of = WORDS[bits] if in_words else CODES[dtype_of(headers, "weight")]

@@ -16,9 +16,6 @@ from llmcore_quantization.ops.moe_experts_w4a16 import Stack, plain
 TOLERANCE = moe_fused.TOLERANCE
 STACKS = moe_experts_w4a16.STACKS
 
-TOLD = ("codes", "group", "zeros", "scale_type")
-
-
 _ROUTES = tuple(shape for shape in moe_fused.SHAPES if shape["experts"] in (1, 8, 16))
 
 
@@ -61,7 +58,7 @@ def expand(context: OpContext, part: Callable[..., Op]) -> Op:
     def own(op: str, **shape: Any) -> Op:
         if op != "moe.experts":
             return part(op, **shape)
-        return part(experts, **shape, **{name: context.shape[name] for name in TOLD})
+        return part(experts, **shape, **moe_experts_w4a16.told(moe_experts_w4a16.scheme_of(context.shape)))
 
     return moe_fused.expand(context, own)
 

@@ -16,6 +16,7 @@ from llmcore_triton import launch, tuned
 from llmcore_triton.attention.stored import inside_of
 from llmcore_triton.attention.tile import LN_2, LOG2_E
 from llmcore_triton.launch import Box, release, wait
+from llmcore_triton.linear_shapes import TMA_ALIGNED
 
 KERNEL = "flash_varlen"
 
@@ -26,8 +27,6 @@ Config = Mapping[str, Any]
 - `warps`, and `stages` of the pipeline
 - `tma`: blocks come by the tensor memory accelerator where they can"""
 
-_ALIGNED = 16
-"""Alignment in bytes that TMA requires of addresses and row strides."""
 
 _LEAST_SIDE = 16
 """The smallest side of a block in `tl.dot`."""
@@ -97,7 +96,7 @@ class Varlen:
         length, heads, key = k.shape
         (k_stride, k_head, _), (v_stride, v_head, _) = k.stride(), v.stride()
         bytes_apart = (k_stride | k_head | v_stride | v_head) * k.element_size()
-        if not self._tma or not length or (bytes_apart | k.data_ptr() | v.data_ptr()) % _ALIGNED:
+        if not self._tma or not length or (bytes_apart | k.data_ptr() | v.data_ptr()) % TMA_ALIGNED:
             return None, None, None
         (low, high), block, value = self._parts, self._block_n, self._value
         # all elements of a token, from its first head to its last

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from llmcore.api import OpContext
+from llmcore.api import TOKEN_BUCKETS, OpContext
 from llmcore.layers import Dispatched
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import HOPPER, Bound, overlaps
-from llmcore_triton.linear_shapes import element_bytes, power_of_two, shared_bytes
+from llmcore_triton.linear_shapes import TMA_ALIGNED, element_bytes, power_of_two, shared_bytes
 from llmcore_triton.moe.experts_kernels import grouped, outputs_of
 from llmcore_triton.quantized.packing import BITS
 from llmcore_triton.rows import size
@@ -24,9 +24,6 @@ from llmcore_triton.specs.rows import NAME
 
 LONG = 64
 """Tiles of at least this many pairs are the rows of the matrix product, and come by TMA if they are adjacent."""
-
-_ALIGNED = 16
-"""Alignment in bytes that TMA requires of addresses and row strides."""
 
 _SPARE = 4096
 """Bytes of shared memory that a program needs beside its tiles, at most."""
@@ -36,10 +33,6 @@ _WORD = 2
 
 _MARKS = 16
 """Bytes of the marks of a row's block, at most."""
-
-_LAST_TOKENS = (1, 16, 64, 256)
-"""The most tokens of all buckets but the last."""
-
 
 Weight = torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Of all experts: [experts, rows, inputs], or (words, marks, None) as llmcore_triton.quantized.experts packs them."""
@@ -99,7 +92,7 @@ class Boxes:
             return None
         address, inputs = weight.data_ptr(), weight.shape[2]
         found = self._made.get(address)
-        if found is None and (address | inputs * weight.element_size()) % _ALIGNED == 0:
+        if found is None and (address | inputs * weight.element_size()) % TMA_ALIGNED == 0:
             rows = weight.shape[0] * weight.shape[1]
             found = self._made[address] = TensorDescriptor(weight, [rows, inputs], [inputs, 1], self._box)
         return found
@@ -165,7 +158,7 @@ class Experts:
         self._width, self._inner = size(context, "size"), size(context, "inner")
         self._many = self._halves(context, config)
         self._few = None
-        if context.bucket == len(_LAST_TOKENS) and not context.deterministic:
+        if TOKEN_BUCKETS[context.bucket][1] is None and not context.deterministic:
             self._few = self._halves(context, tiles(context, LONG))
 
     def _halves(self, context: OpContext, config: Mapping[str, Any]) -> tuple[Half, Half]:
@@ -224,9 +217,10 @@ def usual(context: OpContext) -> int:
     """Returns the pairs of a tile such that most experts of a step need only one tile."""
     if context.deterministic:
         return LONG
-    if context.bucket == len(_LAST_TOKENS):
+    _, most = TOKEN_BUCKETS[context.bucket]
+    if most is None:
         return 2 * LONG
-    pairs = _LAST_TOKENS[context.bucket] * size(context, "top_k")
+    pairs = most * size(context, "top_k")
     return min(max(power_of_two(pairs * 5 // (4 * size(context, "experts"))), 16), LONG)
 
 
@@ -274,7 +268,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
         found += _PREFILL
     elif pairs >= LONG // 2:
         found += [tiles for tiles in _PREFILL if tiles[0][0] == LONG]
-    if context.bucket < len(_LAST_TOKENS):
+    if TOKEN_BUCKETS[context.bucket][1] is not None:
         for block_m in sorted({min(pairs, 32), min(2 * pairs, 32)}):
             found += [((block_m, *up), (block_m, *down)) for up, down in _DECODE]
     hopper = context.device.capability == HOPPER
@@ -282,8 +276,8 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
         for tma in (True, False) if hopper else (False,):
             config = {"gate_up": list(gate_up), "down": list(down), "tma": tma}
             fits = (
-                most_stages(context, Tile(*gate_up), True) >= min(gate_up[-1], 2),
-                most_stages(context, Tile(*down), False) >= min(down[-1], 2),
+                most_stages(context, Tile(*gate_up), True) >= 2,
+                most_stages(context, Tile(*down), False) >= 2,
             )
             if config != base and all(fits):
                 yield config

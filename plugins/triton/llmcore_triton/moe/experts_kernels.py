@@ -12,13 +12,8 @@ import triton
 import triton.language as tl
 
 from llmcore_triton.launch import release, wait
+from llmcore_triton.linear_kernels import silu_and_mul
 from llmcore_triton.quantized.codes import numbers, parts
-
-
-@triton.jit
-def silu_and_mul(gate, up):  # type: ignore[no-untyped-def]
-    """The op of that name, in f32."""
-    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit

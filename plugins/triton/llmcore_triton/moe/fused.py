@@ -8,11 +8,11 @@ separate ops, as they do if this kernel is not chosen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from llmcore.api import OpContext
+from llmcore.api import OpContext, RouteSpec
 from llmcore.layers import Op
 
 from llmcore_triton import tuned
@@ -31,7 +31,7 @@ MOST = 16
 Shared = tuple[torch.Tensor, torch.Tensor]
 """gate_up [2 width, size] and down [size, width] of the expert that every token sees."""
 
-_ROUTE = ("experts", "top_k", "scoring", "normalize", "scale", "groups", "top_groups", "group_score", "bias", "size")
+_ROUTE = (*(field.name for field in fields(RouteSpec)), "bias", "size")
 _PARTS = {
     "moe.route": _ROUTE,
     "moe.dispatch": ("experts", "top_k"),
@@ -233,46 +233,41 @@ class Fused:
         return found
 
 
-def _one(context: OpContext) -> dict[str, Any]:
-    """A row or two of weights per program, with as many loads in flight as the threads have registers for."""
-    return {"gate_up": [1, 1024, 2], "down": [2, 512, 4], "early": True}
+_ONE: Mapping[str, Any] = {"gate_up": [1, 1024, 2], "down": [2, 512, 4], "early": True}
+"""A row or two of weights per program, with as many loads in flight as the threads have registers for."""
 
 
 def _few(context: OpContext) -> dict[str, Any]:
-    tiles = experts.default(replace(part(context, "moe.experts"), bucket=1, deterministic=False))
+    tiles = experts.default(replace(part(context, "moe.experts"), bucket=1))
     return {name: [MOST, *tile[1:]] if isinstance(tile, list) else tile for name, tile in tiles.items()}
 
 
 def default(context: OpContext) -> dict[str, Any]:
     """`gate_up` and `down`: outputs and inputs of a block, and warps, for one token; Tiles for more. `early`: down's
     first block loads while gate and up end."""
-    return _one(context) if context.bucket == 0 else _few(context)
+    return dict(_ONE) if context.bucket == 0 else _few(context)
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Configurations worth timing."""
+    """Configurations worth timing: for one token those near _ONE, and pairs of blocks."""
     if context.bucket == 0:
         blocks = ((1, 512, 2), (1, 1024, 2), (1, 1024, 4), (2, 512, 2), (2, 1024, 4), (1, 2048, 4), (2, 1024, 2))
         downs = ((1, 256, 1), (1, 512, 2), (2, 256, 2), (1, 1024, 2), (2, 512, 4), (2, 256, 4), (2, 512, 2))
-        for block in blocks:
-            yield {"gate_up": list(block), "down": [2, 512, 4], "early": True}
-        for down in downs:
-            for early in (False, True):
-                yield {"gate_up": [1, 1024, 2], "down": list(down), "early": early}
-        for block, down in zip(blocks, downs, strict=True):
-            yield {"gate_up": list(block), "down": list(down), "early": True}
-    elif context.bucket == 1:
+        found = [{**_ONE, "gate_up": list(block)} for block in blocks]
+        found += [{**_ONE, "down": list(down), "early": early} for down in downs for early in (False, True)]
+        pairs = zip(blocks, downs, strict=True)
+        found += [{"gate_up": list(block), "down": list(down), "early": True} for block, down in pairs]
+        yield from (config for index, config in enumerate(found) if config not in found[:index])
+    else:
         for config in experts.candidates(part(context, "moe.experts")):
             if config["gate_up"][0] == MOST:
                 yield config
-    else:
-        yield {}
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Fused:
     """The op in the configuration `config`, which is for the context's own bucket."""
     config = {**default(context), **config}
-    one = OneToken(context, config if context.bucket == 0 else _one(context))
+    one = OneToken(context, config if context.bucket == 0 else _ONE)
     few = FewTokens(context, config if context.bucket == 1 else _few(context))
     return Fused(context, one, few, experts.make(part(context, "moe.experts")))
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from llmcore_triton.launch import release, wait
-from llmcore_triton.moe.experts_kernels import silu_and_mul
+from llmcore_triton.linear_kernels import silu_and_mul
 
 
 @triton.jit

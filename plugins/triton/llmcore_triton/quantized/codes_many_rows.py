@@ -176,7 +176,7 @@ class ManyRows(Packs):
         parts = self._parts.get(tiles) or self._parts.setdefault(tiles, self.parts_of(tiles))
         spread, box = spread_of(codes, scale), [self._block_m, self._block_n]
         operands = (
-            Box(x, [tokens, inputs], [inputs, 1], [self._block_m, self._block_k]),
+            Box(x.contiguous(), [tokens, inputs], [inputs, 1], [self._block_m, self._block_k]),
             *(self._box_of(codes), x_scale, scale),
         )
         numbers = tokens, outputs, inputs, x_scale.stride(0)

@@ -18,7 +18,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps, place
-from llmcore_triton.linear_shapes import BARRIERS, buffer, known_sizes, power_of_two, processors, shared_bytes
+from llmcore_triton.linear_shapes import (
+    BARRIERS,
+    buffer,
+    known_sizes,
+    power_of_two,
+    processors,
+    registers_of,
+    shared_bytes,
+)
 from llmcore_triton.quantized import codes_cublas
 from llmcore_triton.quantized.blocks import BLOCK, Packs, group_of, spread_of
 from llmcore_triton.quantized.codes_finish import MOST, Finish
@@ -42,7 +50,7 @@ _PRODUCTS, _LOADED = 4096, 48
 _FINISH, _MOVED = 2500, 20
 """Cycles of the launch that adds parts, and the bytes that it moves in a cycle for each multiprocessor."""
 
-_STARTED = 168
+_STARTED = registers_of(3 * 128)
 """Registers that a thread starts with. Those of three groups of 128 threads fit into a multiprocessor."""
 
 _SCRATCH = 8 * 1024
@@ -127,7 +135,7 @@ class Warpgroups(Packs):
         spread = spread_of(codes, scale) if self._grouped else 0
         self._launches[n].but(SUMS=not alone, HAS_BIAS=alone and bias is not None, SPREAD=spread)(
             (min(self.tiles(tokens, n) * parts, self._programs),),
-            Tiles(x, [tokens, inputs], [inputs, 1], [self._m, _STEP], SHARED_TILES),
+            Tiles(x.contiguous(), [tokens, inputs], [inputs, 1], [self._m, _STEP], SHARED_TILES),
             self._tiles_of(codes, n),
             *(x_scale, scale, out if bias is None else bias, out if alone else self._sums),
             *(tokens, outputs, inputs, x_scale.stride(0), parts),

@@ -21,7 +21,7 @@ from llmcore_triton.quantized.packing import Packed, Packing
 KERNEL = "direct"
 
 DEFAULT = {"rows": 16, "warps": 8, "ahead": 2, "per_processor": 2}
-"""`rows`: outputs of a program, 16 or more. `warps` share its inputs. Each has the words of `ahead` blocks in flight.
+"""`rows`: outputs of a program, 16 or 32. `warps` share its inputs. Each has the words of `ahead` blocks in flight.
 `per_processor`: programs whose registers a multiprocessor has room for."""
 
 PADDED = (8, 16)
@@ -83,7 +83,7 @@ def make(context: OpContext) -> Direct:
     return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
-_NAMES = ("rows", "warps", "ahead", "per_processor")
+NAMES = tuple(DEFAULT)
 _PLAIN = (
     (16, 8, 2, 2),
     (16, 8, 1, 3),
@@ -104,14 +104,14 @@ _GATED = (
     (16, 4, 2, 2),
     (16, 16, 1, 1),
 )
-"""Configurations, by _NAMES. Compiled for sm_90 they spill no or few registers. Gate and up need twice as many."""
+"""Configurations, by NAMES. Compiled for sm_90 they spill no or few registers. Gate and up need twice as many."""
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
     blocks, seen = Packing(context).blocks.total, []
     for values in _GATED if is_gated(context) else _PLAIN:
-        config = dict(zip(_NAMES, values, strict=True))
+        config = dict(zip(NAMES, values, strict=True))
         fitted = {**config, "ahead": ahead_of(config, blocks)}
         if fitted not in seen:
             seen.append(fitted)

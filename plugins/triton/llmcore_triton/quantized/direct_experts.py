@@ -17,7 +17,7 @@ from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.moe.experts import Weight, of
 from llmcore_triton.moe.fused import Shared
-from llmcore_triton.quantized.direct import KERNEL, ahead_of, registers
+from llmcore_triton.quantized.direct import KERNEL, NAMES, ahead_of, registers
 from llmcore_triton.quantized.direct_experts_kernel import down_of_choices, gate_up_of_choices
 from llmcore_triton.quantized.direct_kernel import WORDS
 from llmcore_triton.quantized.experts import of_rows
@@ -27,8 +27,6 @@ from llmcore_triton.rows import size
 Config = Mapping[str, Sequence[int]]
 """For gate and up and for down: outputs of a program, its warps, the blocks that each has in flight, and programs of a
 multiprocessor. See direct.DEFAULT."""
-
-_NAMES = ("rows", "warps", "ahead", "per_processor")
 
 DEFAULT: Config = {"gate_up": (16, 8, 1, 2), "down": (16, 8, 2, 2)}
 
@@ -70,7 +68,7 @@ def _bound(kernel: Any, context: OpContext, inputs: str, given: Sequence[int], c
 
     Raises ValueError for experts whose blocks of inputs do not have WORDS words, or are not whole.
     """
-    form, config = of_rows(context, inputs), dict(zip(_NAMES, given, strict=True))
+    form, config = of_rows(context, inputs), dict(zip(NAMES, given, strict=True))
     blocks, width, overlap = form.blocks, size(context, inputs), overlaps(context)
     if blocks.words != WORDS.value or width % blocks.inputs:
         raise ValueError(f"needs whole blocks of {WORDS.value} words, and {form.name} fit {width} inputs")
@@ -89,7 +87,7 @@ def _bound(kernel: Any, context: OpContext, inputs: str, given: Sequence[int], c
 
 _GATE_UP = ((16, 8, 1, 2), (16, 4, 1, 4), (16, 4, 2, 2), (16, 4, 2, 3))
 _DOWN = ((16, 8, 3, 1), (16, 8, 6, 1), (16, 8, 2, 2), (16, 16, 2, 1))
-"""Configurations by _NAMES."""
+"""Configurations by direct.NAMES."""
 
 
 def candidates(context: OpContext) -> Iterator[Config]:

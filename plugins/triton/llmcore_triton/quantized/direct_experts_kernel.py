@@ -9,14 +9,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from llmcore_triton import linear_kernels
 from llmcore_triton.quantized.direct_kernel import added, columns_of, loads_ahead, summed
-from llmcore_triton.quantized.in_gluon import release, wait
+from llmcore_triton.quantized.in_gluon import release, silu_and_mul, wait
 
 COLUMNS: gl.constexpr = gl.constexpr(8)
 """Tokens of a product, the least that tensor cores have."""
-
-_silu_and_mul = gluon.jit(linear_kernels.silu_and_mul.fn)
 
 
 @gluon.jit
@@ -41,7 +38,7 @@ def gate_up_of_choices(  # type: ignore[no-untyped-def]
     wait(PDL)
     acc, up = summed(x, columns_of(COLUMNS) * 0, words, scale, stack, None, held, first, outputs,
                      COLUMNS, ROWS, CODES, GROUP_SIZE, ALIKE, ZEROS, SCALE, True, BLOCKS, BLOCKS, AHEAD)  # fmt: skip
-    _store(out + choice * outputs, _silu_and_mul(added(acc), added(up)), first, outputs)
+    _store(out + choice * outputs, silu_and_mul(added(acc), added(up)), first, outputs)
 
 
 @gluon.jit

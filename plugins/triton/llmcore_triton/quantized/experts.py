@@ -123,9 +123,8 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     if context.dtype == "f32" or context.deterministic:
         return
     pairs = usual(context)
-    found = [
-        tile for tile in _PREFILL if pairs > LONG or (pairs >= LONG // 2 and tile[0][0] == LONG)
-    ]  # others have few pairs
+    # a tile of 128 pairs is for experts that have more than LONG of them
+    found = [tile for tile in _PREFILL if pairs > LONG or (pairs >= LONG // 2 and tile[0][0] == LONG)]
     if pairs < LONG:
         found += [((pairs, *up), (pairs, *down)) for up, down in _DECODE]
     hopper = context.device.capability == HOPPER

@@ -101,7 +101,7 @@ def _blocks(context: OpContext) -> dict[str, Blocks]:
 
 
 def _part(context: OpContext) -> OpContext:
-    return replace(part(context, "moe.experts"), bucket=1, deterministic=False)
+    return replace(part(context, "moe.experts"), bucket=1)
 
 
 def _few(context: OpContext) -> dict[str, Any]:

@@ -12,7 +12,7 @@ COPYING: gl.constexpr = gl.constexpr(24)
 """Registers of a thread that copies. Those that multiply share the rest."""
 
 wait, release = gluon.jit(launch.wait.fn), gluon.jit(launch.release.fn)
-tile_at = gluon.jit(linear_kernels.tile_at.fn)
+tile_at, silu_and_mul = gluon.jit(linear_kernels.tile_at.fn), gluon.jit(linear_kernels.silu_and_mul.fn)
 
 
 class Tiles(TensorDescriptor):  # type: ignore[misc]

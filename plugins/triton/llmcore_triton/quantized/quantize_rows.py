@@ -12,6 +12,7 @@ from llmcore.api import OpContext
 from llmcore.layers import Op
 
 from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.linear_kernels import silu_and_mul
 from llmcore_triton.linear_shapes import registers_of
 from llmcore_triton.quantized.rows import Outputs, form, store_codes, store_rows
 from llmcore_triton.rms_norm import SHORT
@@ -54,7 +55,7 @@ def _quantized(  # type: ignore[no-untyped-def]
         gate = value.to(tl.float32)
         up = tl.load(start + SIZE, mask=keep, other=0.0).to(tl.float32)
         # the op rounds to the type of x before it quantizes
-        value = (gate / (1.0 + tl.exp(-gate)) * up).to(value.dtype)
+        value = silu_and_mul(gate, up).to(value.dtype)
     if STATIC:
         scale = tl.full([ROWS, 1], tl.load(fixed), tl.float32)
         tl.store(scales + rows[:, None], scale, mask=(rows < n_rows)[:, None] & (first == 0))
@@ -71,7 +72,8 @@ def _whole(context: OpContext) -> bool:
 def default(context: OpContext) -> Mapping[str, Any]:
     """The default: a whole row if it has one scale, else blocks that give few tokens many programs."""
     width = power(size(context, "size"))
-    block = width if _whole(context) else min(width, 1024 if small(context) else 2048)
+    usual = max(1024 if small(context) else 2048, size(context, "group"))
+    block = width if _whole(context) else min(width, usual)
     return {"block": block, "num_warps": warps(context, max(block, SHORT), 1)}
 
 

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from llmcore_triton.launch import INTERPRETED, release, wait
-from llmcore_triton.moe.experts_kernels import silu_and_mul, together
+from llmcore_triton.linear_kernels import silu_and_mul
+from llmcore_triton.moe.experts_kernels import together
 from llmcore_triton.quantized.codes import parts
 from llmcore_triton.quantized.gemv_kernel import floats
 

@@ -67,9 +67,6 @@ _COPYING = 4
 _SCRATCH = 2048
 """Bytes of shared memory in which a warp turns results."""
 
-_STARTED = 168
-"""The most registers that a thread starts with: those that multiply get what others give up."""
-
 
 class Cut(NamedTuple):
     """The cut of a call into tiles of `rows` rows of the weight and `tokens` tokens.
@@ -243,8 +240,7 @@ def stages_of(context: OpContext, config: Mapping[str, Any], rows: int, tokens: 
 
 def registers(config: Mapping[str, Any]) -> int:
     """Returns the registers that a thread starts with if `per_processor` programs share a multiprocessor."""
-    threads = 32 * (config["warps"] + _COPYING) * config["per_processor"]
-    return min(registers_of(threads), _STARTED)
+    return registers_of(32 * (config["warps"] + _COPYING) * config["per_processor"])
 
 
 _NAMES = ("rows", "tokens", "warps", "flight", "depth", "joined", "x_stages", "w_stages", "per_processor")

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from llmcore_triton.quantized import codes, shares
-from llmcore_triton.quantized.in_gluon import COPYING, next_stage, release, wait
+from llmcore_triton.quantized.in_gluon import COPYING, next_stage, release, silu_and_mul, wait
 
 WORDS: gl.constexpr = gl.constexpr(64)
 """Words of a block of inputs. Their 128 bytes are the longest row that TMA swizzles."""
@@ -359,7 +359,7 @@ def _store(  # type: ignore[no-untyped-def]
         acc += gl.load(bias + lines, mask=inside, other=0.0).to(gl.float32)[:, None]
     if GATED:
         gate, up = gl.split(acc.reshape([ROWS // 16, 2, 8, TOKENS]).permute([0, 2, 3, 1]))
-        y = (gate / (1.0 + gl.exp(-gate)) * up).reshape([COLUMNS, TOKENS])
+        y = silu_and_mul(gate, up).reshape([COLUMNS, TOKENS])
     else:
         y = acc.reshape([ROWS // 16, 2, 8, TOKENS]).permute([0, 2, 1, 3]).reshape([ROWS, TOKENS])
     LAYOUT: gl.constexpr = results_of(COLUMNS, TOKENS, gl.num_warps(), 16 // (1 + GATED))

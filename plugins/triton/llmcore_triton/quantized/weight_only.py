@@ -6,6 +6,7 @@ weight_only_kernels), and equal calls give equal bits.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -49,10 +50,6 @@ PADDED = (16, 32, 64, 128, 256)
 _LEAST = 16
 """The smallest side of a tile in `tl.dot`."""
 
-_GRAPH = 256
-"""The most tokens of a step for which buffers are made in advance: a call may be captured into a CUDA graph, and must
-then not own memory."""
-
 
 class Plan(NamedTuple):
     """The launch for a number of tokens, rounded up. `boxes` and `weights`: see llmcore_triton.linear.descriptors."""
@@ -72,10 +69,12 @@ class WeightOnly(Packed):
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
         super().__init__(context)
         self._config = config
-        self._weights: dict[int, TensorDescriptor] = {}
+        self._weights: dict[int, dict[int, TensorDescriptor]] = defaultdict(dict)
+        """By the token count of a tile, on which the weight's box depends, too."""
         self._plans: dict[tuple[int, int], Plan] = {}
-        for tokens in (*PADDED, _GRAPH):
-            if config["per_processor"]:
+        if config["per_processor"]:
+            # shared tiles need buffers, which are made here: a call may be captured into a CUDA graph
+            for tokens in PADDED:
                 self._plan(tokens)
 
     def multiply(
@@ -122,7 +121,7 @@ class WeightOnly(Packed):
             buffer(where, torch.float32, power_of_two(parts)),
             buffer(where, torch.int32, power_of_two(tiles) if shared else 1),
             ([padded, joined * block_w], [block_n, block_w]) if takes_tma(context, config) else None,
-            self._weights,
+            self._weights[padded],
             Bound(
                 words_times_rows,
                 **{"TOKENS": padded, "BLOCK_N": block_n, "WORDS": blocks.words, "BLOCK_W": block_w},
@@ -140,7 +139,10 @@ class WeightOnly(Packed):
 
 
 def tile_of(context: OpContext, config: Mapping[str, Any], padded: int) -> tuple[int, int, int]:
-    """Returns (block_n, block_w, stages) of a configuration, reduced to the shape and to the shared memory."""
+    """Returns (block_n, block_w, stages) of a configuration, reduced to the shape and to the shared memory.
+
+    Raises ValueError if not even one stage fits.
+    """
     form, gated = Packing(context), is_gated(context)
     sizes = known_sizes(context) or Sizes(0, 0)
     block_n = max(min(config["block_n"], power_of_two(sizes.outputs)), _LEAST)
@@ -229,7 +231,6 @@ _MANY = (
     (256, 16, 8, 0, 128, "weights"),
     (128, 32, 8, 0, 256, "weights"),
     (128, 64, 8, 0, 128, "weights"),
-    (128, 16, 4, 2, 128, "sums"),
     (128, 32, 8, 0, 128, "weights"),
     (128, 32, 8, 0, 128, "sums"),
 )

@@ -62,7 +62,7 @@ def words_times_rows(  # type: ignore[no-untyped-def]
         if not ONE or GROUP_SIZE == 0 or SCALED != "sums":
             acc, up = tl.where(k != 0, acc, 0.0), tl.where(k != 0, up, 0.0)
         acc, up = _multiplied(acc, up, w, v, x, x_tiles, marks, row, k, tokens, inputs, x_stride,
-                              TOKENS, BLOCK_N, WORDS, BLOCK_W, CODES, GROUP_SIZE, SCALED, ZEROS, GATED,
+                              TOKENS, WORDS, BLOCK_W, CODES, GROUP_SIZE, SCALED, ZEROS, GATED,
                               EVEN_K, SCALE, ALIKE, JOINED)  # fmt: skip
         if not ONE:  # noqa: SIM102
             if k == K_STEPS - 1 and step < last:
@@ -102,7 +102,7 @@ def _place(  # type: ignore[no-untyped-def]
 @triton.jit
 def _multiplied(  # type: ignore[no-untyped-def]
     acc, up, w, v, x, x_tiles, marks, row, k, tokens, inputs, x_stride,
-    TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr, BLOCK_W: tl.constexpr, CODES: tl.constexpr,
+    TOKENS: tl.constexpr, WORDS: tl.constexpr, BLOCK_W: tl.constexpr, CODES: tl.constexpr,
     GROUP_SIZE: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr, GATED: tl.constexpr, EVEN_K: tl.constexpr,
     SCALE: tl.constexpr, ALIKE: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
@@ -221,14 +221,14 @@ def _each(s, t, GROUPS: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit
 def marks_at(  # type: ignore[no-untyped-def]
     scale, column, block, part, outputs, inputs,
-    BLOCK_N: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, GROUP_SIZE: tl.constexpr, GATED: tl.constexpr,
+    BLOCK_N: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, GROUP_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Returns the marks and up's, as they are stored, of one part of a block and of tile `column` of the outputs."""
+    """Returns the marks, as they are stored, of one part of a block and of tile `column` of the outputs."""
     which = 0
     if GROUP_SIZE > 0:
         # the last block may reach over the last group
         which = tl.minimum((block * PARTS + part) * WORDS // GROUP_SIZE, tl.cdiv(inputs, GROUP_SIZE) - 1)
-    return _marks(scale, column, which, outputs, BLOCK_N, GATED)
+    return _marks(scale, column, which, outputs, BLOCK_N, False)[0]
 
 
 @triton.jit

@@ -330,7 +330,7 @@ def expert_kernels() -> Iterable[KernelSpec]:
             when=replace(GPU, buckets=frozenset({0, 1})),
             refuses=_no_experts,
             cost=COST,
-            summary="three launches for one token, four for up to 16, nothing sorted",
+            summary="four launches for one token, or five as a tile, as for up to 16 tokens; nothing sorted",
         )
     yield KernelSpec(
         op="moe.fused.w4a16",

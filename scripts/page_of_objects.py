@@ -142,7 +142,7 @@ TASKS = (
                 "Linears of a quantization method",
                 "llmcore.layers",
                 "LinearMethod LinearShape Bound InputForm Rounded Source Unquantized MethodFor create_linears "
-                "fill_normal packing packed ExpertMethod ExpertShape BoundExperts ExpertsFor",
+                "fill_normal packing packed ExpertMethod ExpertShape BoundExperts PlainExperts ExpertsFor",
             ),
         ),
     ),

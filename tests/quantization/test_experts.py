@@ -63,9 +63,9 @@ PROMPT = [5, 99, 3, 77, 20, 41, 8, 11, 64, 2]
 """Its pairs are more than the experts; those of a decoded token are fewer."""
 
 
-def saved(folder: Path, architecture: str, case: packers.Case) -> tuple[Path, Path]:
+def saved(folder: Path, architecture: str, case: packers.Case, **sizes: Any) -> tuple[Path, Path]:
     """A checkpoint with packed experts, and one with the weights that they mean."""
-    small_model(architecture, **SIZES | FAMILIES[architecture]).save_pretrained(folder)
+    small_model(architecture, **SIZES | FAMILIES[architecture] | sizes).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     stored, means = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -230,6 +230,22 @@ def test_drawn_experts_have_random_codes(tmp_path: Path) -> None:
     drawn = LoadedModel(tmp_path, registry=REGISTRY, dummy=True)
     assert len(drawn.model.get_submodule("layers.0.mlp.experts").gate_up_proj_codes.unique()) == 256
     assert bool(drawn.all_logits(PROMPT).isfinite().all())
+
+
+@pytest.mark.parametrize("inner", [64, 96, 256])
+def test_drawn_experts_are_held_as_those_of_the_checkpoint(inner: int, tmp_path: Path) -> None:
+    """Groups of 128 inputs are 64 or fewer where they do not divide; experts whose stacks then differ are plain."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": inner}
+    case = CASES["awq, groups of 128 of 192 and 64 inputs"]
+    folder, _ = saved(tmp_path, "Qwen3MoeForCausalLM", case, **sizes)
+    loaded = LoadedModel(folder, registry=REGISTRY)
+    (folder / "model.safetensors").unlink()
+    drawn = LoadedModel(folder, registry=REGISTRY, dummy=True)
+    shapes = [
+        {path: tensor.shape for path, tensor in model.model.named_parameters() if ".experts." in path}
+        for model in (drawn, loaded)
+    ]
+    assert shapes[0] == shapes[1] and len(shapes[0]) >= 2
 
 
 def created(ranks: int, scheme: Scheme) -> MoE:

@@ -29,7 +29,15 @@ from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, PairedQKV, QKVLinear, apart
 from llmcore.layers.mesh import Mesh, tensor_parallel
 from llmcore.layers.mlp import MLP, GatedMLP
-from llmcore.layers.moe import BoundExperts, ExpertMethod, ExpertShape, MoE, expert_elements, expert_names
+from llmcore.layers.moe import (
+    BoundExperts,
+    ExpertMethod,
+    ExpertShape,
+    MoE,
+    PlainExperts,
+    expert_elements,
+    expert_names,
+)
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from llmcore.layers.partial import Partial
 from llmcore.layers.rope import NoRope, Rope, RopeConfig, read_rope
@@ -78,6 +86,7 @@ __all__ = [
     "PairedQKV",
     "Partial",
     "Peers",
+    "PlainExperts",
     "QKVLinear",
     "RMSNorm",
     "ReferenceAttention",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from llmcore.api import Checkpoint, ConfigError, ModelConfig
-from llmcore.layers import DTYPES, Bound, Build, LinearShape, Unquantized
+from llmcore.layers import DTYPES, Bound, BoundExperts, Build, ExpertShape, LinearShape, PlainExperts, Unquantized
 
 from llmcore_quantization import canonical
 from llmcore_quantization.canonical import Scheme
@@ -82,7 +82,7 @@ class CheckpointMethod:
         scheme, *others = {scheme_of(module) for module in modules}
         if others or scheme is None or scheme.ordered:
             return None
-        method = QuantizedExperts(scheme)
+        method = QuantizedExperts(scheme) if checkpoint.packed else DrawnExperts(scheme)
         checkpoint.keep_as(modules, method.scheme)
         return method
 
@@ -99,11 +99,10 @@ class Stored(Quantized):
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
         """As that of Quantized. If groups do not divide the inputs because config.json is wrong, the error says so."""
-        ranks = build.mesh.size(shape.shard.group) if shape.shard is not None and shape.shard.dim == 1 else 1
-        whole = shape.inputs * ranks
         if not self._inputs:
-            scheme = Grid(shape.outputs, whole, 1, self.scheme.group or whole).held(self.scheme)
+            scheme = _likely(self.scheme, shape, build)
             return (Unquantized() if scheme is None else Quantized(scheme)).create(shape, build)
+        whole = _whole(shape, build)
         wrong = next((module for module, inputs in self._inputs.items() if inputs != whole), None)
         try:
             return super().create(shape, build)
@@ -114,6 +113,28 @@ class Stored(Quantized):
                 f"{wrong} has {self._inputs[wrong]} inputs in the checkpoint, and {whole} by config.json; download "
                 "the config.json that belongs to the weights"
             ) from error
+
+
+class DrawnExperts(QuantizedExperts):
+    """The ExpertMethod of experts of which only the config is known. It holds what a reader would probably make."""
+
+    def create(self, shape: ExpertShape, build: Build) -> BoundExperts:
+        """As that of QuantizedExperts. Plain weights, if the groups would differ or have no canonical form."""
+        scheme, *others = {_likely(self.scheme, stack, build) for stack in shape.stacks.values()}
+        method = PlainExperts() if others or scheme is None else QuantizedExperts(scheme)
+        return method.create(shape, build)
+
+
+def _whole(shape: LinearShape, build: Build) -> int:
+    """The inputs of a linear on all ranks."""
+    shard = shape.shard
+    return shape.inputs * (build.mesh.size(shard.group) if shard is not None and shard.dim == 1 else 1)
+
+
+def _likely(scheme: Scheme, shape: LinearShape, build: Build) -> Scheme | None:
+    """The scheme in which a reader would hold the weight of a linear; None if it would become plain."""
+    whole = _whole(shape, build)
+    return Grid(shape.outputs, whole, 1, scheme.group or whole).held(scheme)
 
 
 def _with_op(scheme: Scheme | None) -> Scheme | None:

@@ -47,7 +47,7 @@ def dequantize(  # type: ignore[no-untyped-def]
     release(PDL)
     for part in tl.static_range(PARTS):
         marks = marks_at(scale, tl.program_id(0), block, part, outputs, inputs, BLOCK_N, WORDS, PARTS, GROUP_SIZE)
-        z, _, s, _ = as_operands((marks, marks), GROUP_SIZE, ZEROS, SCALE, tl.float32)
+        z, _, s, _ = as_operands(marks, GROUP_SIZE, ZEROS, SCALE, tl.float32)
         zero = z[:, None] if GROUP_SIZE > 0 else z
         found = numbers(held, zero, part, CODES, KIND, ZEROS).to(tl.float32) * s[:, None]
         at = (block * PARTS + part) * WORDS + columns

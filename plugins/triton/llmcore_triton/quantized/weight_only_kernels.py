@@ -223,12 +223,13 @@ def marks_at(  # type: ignore[no-untyped-def]
     scale, column, block, part, outputs, inputs,
     BLOCK_N: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, GROUP_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Returns the marks, as they are stored, of one part of a block and of tile `column` of the outputs."""
+    """Returns the marks, as they are stored, of one part of a block and of tile `column` of the outputs: a pair, as
+    `as_operands` takes it."""
     which = 0
     if GROUP_SIZE > 0:
         # the last block may reach over the last group
         which = tl.minimum((block * PARTS + part) * WORDS // GROUP_SIZE, tl.cdiv(inputs, GROUP_SIZE) - 1)
-    return _marks(scale, column, which, outputs, BLOCK_N, False)[0]
+    return _marks(scale, column, which, outputs, BLOCK_N, False)
 
 
 @triton.jit
